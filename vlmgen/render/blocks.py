@@ -1,0 +1,56 @@
+"""Which template block renders which axis value.
+
+A template writes `{% include blocks.text_mlp %}`. Each name below is a file name in which the
+fields in braces are read from the spec, so a new axis value needs a new file and nothing here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+BLOCKS: dict[str, str] = {
+    # prompt
+    "positions": "positions/{tokens.positions}",
+    "positions": "positions/{tokens.positions}",
+    # text tower
+    "config_rope": "text/config_rope_{text.rope.kind}",
+    "text_attention": "text/attention_{text.attention.kind}",
+    "text_layer": "text/layer_{text.norm.topology}",
+    "text_mlp": "text/mlp_{text.mlp.kind}",
+    "text_norm": "text/norm_{text.norm.kind}",
+    "text_rope": "text/rope_{text.rope.kind}_{text.rope.order}",
+    # vision tower
+    "vision_attention": "vision/attention_{vision.attention.qkv_layout}",
+    "vision_merger": "vision/merger_{vision.merger.op}",
+    "vision_mlp": "vision/mlp_{vision.mlp.kind}",
+    "vision_norm": "vision/norm_{vision.norm.kind}",
+    "vision_patch_embed": "vision/patch_embed_{vision.patch_embed.kind}",
+    "vision_position": "vision/position_{vision.position.kind}",
+}
+
+
+# A template loops over these; equal choices are included once.
+BLOCK_LISTS: dict[str, tuple[str, ...]] = {
+    "vision_activations": (
+        "vision/activation_{vision.mlp.activation}",
+        "vision/activation_{vision.merger.activation}",
+        "vision/activation_{vision.deepstack.merger.activation}",
+    ),
+}
+
+
+def chosen_blocks(spec: Any) -> dict[str, str | list[str]]:
+    """Template name of every block for one spec, by the name that templates use.
+
+    Args:
+        spec: A `vlmgen.spec.Spec`.
+    """
+    fields = {"text": spec.text, "vision": spec.vision, "tokens": spec.tokens}
+
+    def template(pattern: str) -> str:
+        return f"blocks/{pattern.format_map(fields)}.py.j2"
+
+    chosen: dict[str, str | list[str]] = {n: template(p) for n, p in BLOCKS.items()}
+    for name, patterns in BLOCK_LISTS.items():
+        chosen[name] = list(dict.fromkeys(template(pattern) for pattern in patterns))
+    return chosen

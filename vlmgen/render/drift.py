@@ -1,0 +1,103 @@
+"""Whether the committed packages are what the specs give today."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from vlmgen.errors import OutputError
+from vlmgen.render import publish
+from vlmgen.render.generate import render_spec_file, unified_diff
+from vlmgen.render.manifest import MANIFEST_PATH
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One file or directory that is not what the specs give.
+
+    Args:
+        path: Path below the directory of generated packages.
+        kind: `missing`, `extra` or `changed`.
+        message: What is wrong and what to do.
+        diff: Unified diff from the file to what it should be; empty for a directory.
+    """
+
+    path: str
+    kind: Literal["missing", "extra", "changed"]
+    message: str
+    diff: str = ""
+
+
+def drift(
+    specs_dir: str | Path, generated_dir: str | Path, search: Sequence[Path] | None = None
+) -> list[Difference]:
+    """Render every spec in memory and compare with the generated packages; writes nothing.
+
+    Args:
+        specs_dir: Directory of the specs (`*.yaml`).
+        generated_dir: Directory of the packages, one per family.
+        search: Template directories; by default those that ship with vlmgen.
+
+    Returns:
+        The differences, sorted by path; empty where all is as it should be.
+
+    Raises:
+        SpecError: A spec is faulty.
+        OutputError: There are no specs, or two of them name one family.
+    """
+    specs_dir, generated_dir = Path(specs_dir), Path(generated_dir)
+    specs = sorted(specs_dir.glob("*.yaml"))
+    if not specs:
+        raise OutputError(f"{specs_dir}: holds no specs (*.yaml), so there is nothing to compare")
+    found: list[Difference] = []
+    families: dict[str, Path] = {}
+    for spec in specs:
+        family, files = render_spec_file(spec, search=search)
+        if family in families:
+            raise OutputError(
+                f"{families[family]} and {spec} both name the family {family!r}; "
+                "every spec needs a family of its own"
+            )
+        families[family] = spec
+        found += _package_differences(generated_dir / family, family, files, spec)
+    if generated_dir.is_dir():
+        for entry in sorted(generated_dir.iterdir()):
+            is_package = not entry.name.startswith(".") and entry.name != "__pycache__"
+            if is_package and entry.name not in families:
+                found.append(
+                    Difference(
+                        entry.name,
+                        "extra",
+                        f"{entry}: no spec in {specs_dir} generates it; remove it or add its spec",
+                    )
+                )
+    return sorted(found, key=lambda difference: difference.path)
+
+
+def _package_differences(
+    target: Path, family: str, files: dict[str, bytes], spec: Path
+) -> list[Difference]:
+    mend = f"run `vlmgen new {spec}`"
+    if not target.is_dir():
+        return [Difference(family, "missing", f"{target}: was not generated; {mend}")]
+    # Without its manifest a package is compared all the same: then every file counts as foreign.
+    before = publish.inspect(target)
+    present = {**before.contents, **{p: (target / p).read_bytes() for p in before.foreign}}
+    found: list[Difference] = []
+    for path in sorted({*present, *files}):
+        if present.get(path) == files.get(path):
+            continue
+        kind: Literal["missing", "extra", "changed"] = "changed"
+        message = f"{target}/{path}: is not what {spec} gives; {mend}"
+        if path not in present:
+            kind, message = "missing", f"{target}/{path}: is missing; {mend}"
+        elif path not in files:
+            kind, message = "extra", f"{target}/{path}: {spec} does not give this file; remove it"
+        elif path == MANIFEST_PATH:
+            message = f"{target}/{path}: records other inputs than those of today; {mend}"
+        old = {path: present[path]} if path in present else {}
+        new = {path: files[path]} if path in files else {}
+        found.append(Difference(f"{family}/{path}", kind, message, unified_diff(old, new)))
+    return found

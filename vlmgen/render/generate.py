@@ -1,0 +1,327 @@
+"""From a spec file to a published package."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import vlmgen
+from vlmgen.errors import OutputError
+from vlmgen.render import plan as planning
+from vlmgen.render import publish, templates
+from vlmgen.render.manifest import (
+    MANIFEST_PATH,
+    Manifest,
+    generator_sha256,
+    read_manifest,
+    sha256,
+    spec_sha256,
+)
+
+if TYPE_CHECKING:
+    from vlmgen.spec import Spec
+
+_FAMILY_LINE = re.compile(rb"^family:[ \t]*([a-z][a-z0-9_]{0,40})[ \t]*(?:#.*)?$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class GenerationResult:
+    """What a generation did, or would do.
+
+    Args:
+        target: The package's directory.
+        files: (path, status) sorted by path; the status is `new`, `changed`, `edited` (by hand),
+            `unchanged` or `removed`.
+        diff: Unified diff from the directory to the new package, where asked for.
+        written: Whether the directory was changed.
+    """
+
+    target: Path
+    files: tuple[tuple[str, str], ...]
+    diff: str = ""
+    written: bool = False
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether the directory held the package already."""
+        return all(status == "unchanged" for _, status in self.files)
+
+
+@dataclass(frozen=True)
+class RenderedPackage:
+    """A package in memory.
+
+    Args:
+        plan: Which file comes from which template.
+        texts: Text by path, without the manifest.
+        templates: Hash of every template and copied module used, by name.
+    """
+
+    plan: planning.PackagePlan
+    texts: Mapping[str, str]
+    templates: Mapping[str, str]
+
+
+def render_package(
+    spec: Spec,
+    layout: planning.Layout = "out-of-tree",
+    results: Mapping[str, Any] | None = None,
+    search: Sequence[Path] | None = None,
+) -> RenderedPackage:
+    """Render a package in memory: a pure function of spec, results, templates and vlmgen.
+
+    Args:
+        spec: The spec.
+        layout: `out-of-tree` or `in-tree`.
+        results: Stored validation results for the README, or None.
+        search: Template directories; by default those that ship with vlmgen.
+
+    Raises:
+        TemplateError: A template is faulty.
+        UnsafeValueError: A spec value cannot stand where a template puts it.
+        OutputError: Two files of the plan have one name.
+    """
+    from vlmgen.render.environment import environment
+    from vlmgen.render.format import format_modules, format_text
+
+    package_plan = planning.plan_package(spec.family, layout, search)
+    publish.check_paths([*(file.path for file in package_plan.files), MANIFEST_PATH])
+    jinja = environment(search)
+    context = planning.template_context(spec, package_plan, results)
+    texts: dict[str, str] = {}
+    modules: dict[str, str] = {}
+    used: dict[str, str] = {}
+    for file in package_plan.files:
+        if file.mode == "copy":
+            content = planning.source_bytes(file.template)
+            used[file.template] = sha256(content)
+            texts[file.path] = content.decode("utf-8")
+            continue
+        text = jinja.render_file(file.template, context)
+        if file.path.endswith(".py"):
+            modules[file.path] = text
+        else:
+            texts[file.path] = format_text(text)
+    texts |= format_modules(modules)
+    return RenderedPackage(package_plan, texts, {**jinja.used, **used})
+
+
+def package_bytes(
+    package: RenderedPackage, spec_text: bytes, results_text: bytes | None
+) -> dict[str, bytes]:
+    """Every file of a package with its manifest, as published.
+
+    Args:
+        package: The rendered package.
+        spec_text: The spec file.
+        results_text: The stored results file, or None.
+    """
+    files = {path: text.encode("utf-8") for path, text in package.texts.items()}
+    manifest = Manifest(
+        vlmgen=vlmgen.__version__,
+        generator=generator_sha256(),
+        layout=package.plan.layout,
+        spec=spec_sha256(spec_text),
+        results=None if results_text is None else spec_sha256(results_text),
+        templates=package.templates,
+        files={path: sha256(content) for path, content in files.items()},
+    )
+    return {**files, MANIFEST_PATH: manifest.to_bytes()}
+
+
+def render_spec_file(
+    spec_path: Path, layout: planning.Layout = "out-of-tree", search: Sequence[Path] | None = None
+) -> tuple[str, dict[str, bytes]]:
+    """Family and every file of the package that a spec file describes, manifest included.
+
+    Raises:
+        SpecError: The spec is faulty.
+        OutputError: The stored results are unreadable, or as `render_package`.
+    """
+    from vlmgen.spec.load import load_spec
+
+    spec = load_spec(spec_path)
+    results_text = _read_results(spec_path, spec.family)
+    results = None if results_text is None else _parse_results(results_text, spec_path)
+    package = render_package(spec, layout, results, search)
+    return spec.family, package_bytes(package, spec_path.read_bytes(), results_text)
+
+
+def generate(
+    spec_path: str | os.PathLike[str],
+    out: str | os.PathLike[str] | None = None,
+    layout: planning.Layout = "out-of-tree",
+    *,
+    dry_run: bool = False,
+    diff: bool = False,
+    force: bool = False,
+    search: Sequence[Path] | None = None,
+) -> GenerationResult:
+    """Generate the package of a spec into a directory.
+
+    Args:
+        spec_path: The spec file.
+        out: The package's directory; by default `generated/<family>` below the working directory,
+            `build/in-tree/<family>` for the in-tree layout.
+        layout: `out-of-tree` or `in-tree`.
+        dry_run: Write nothing, report what would be written.
+        diff: As `dry_run`, with a unified diff.
+        force: Overwrite files that were edited by hand.
+        search: Template directories; by default those that ship with vlmgen.
+
+    Raises:
+        SpecError: The spec is faulty.
+        OutputError: The directory may not be written; nothing was.
+        UsageError: There is no such layout.
+    """
+    spec_path = Path(spec_path)
+    planning.layout_rows(layout)
+    preview = dry_run or diff
+    family = _stated_family(spec_path)
+    if family and not force:
+        target = _target(out, family, layout)
+        manifest = _up_to_date(spec_path, family, target, layout, search)
+        if manifest:
+            paths = sorted([*manifest.files, MANIFEST_PATH])
+            return GenerationResult(target, tuple((path, "unchanged") for path in paths))
+    family, files = render_spec_file(spec_path, layout, search)
+    target = _target(out, family, layout)
+    if preview:
+        before = publish.inspect(target)
+        publish.refuse_foreign(target, before)
+    else:
+        before = publish.publish(target, files, force=force)
+    statuses = _statuses(before, files)
+    return GenerationResult(
+        target,
+        statuses,
+        diff=unified_diff(before.contents, files) if diff else "",
+        written=not preview and any(status != "unchanged" for _, status in statuses),
+    )
+
+
+def unified_diff(old: Mapping[str, bytes], new: Mapping[str, bytes]) -> str:
+    """Unified diff between two trees, files in sorted order, the manifest left out."""
+    lines: list[str] = []
+    for path in sorted({*old, *new} - {MANIFEST_PATH}):
+        if old.get(path) != new.get(path):
+            lines += difflib.unified_diff(
+                _lines(old.get(path)),
+                _lines(new.get(path)),
+                f"a/{path}" if path in old else "/dev/null",
+                f"b/{path}" if path in new else "/dev/null",
+            )
+    return "".join(line if line.endswith("\n") else line + "\n" for line in lines)
+
+
+def _lines(content: bytes | None) -> list[str]:
+    text = (content or b"").decode("utf-8", "backslashreplace")
+    return [line + "\n" for line in text.split("\n")[:-1]] + [text.rsplit("\n", 1)[-1]] * bool(
+        text and not text.endswith("\n")
+    )
+
+
+def _statuses(
+    before: publish.Inspection, files: Mapping[str, bytes]
+) -> tuple[tuple[str, str], ...]:
+    def status(path: str) -> str:
+        if path not in before.contents:
+            return "new"
+        if path not in files:
+            return "removed"
+        if before.contents[path] == files[path]:
+            return "unchanged"
+        return "edited" if path in before.edited else "changed"
+
+    return tuple((path, status(path)) for path in sorted({*before.contents, *files}))
+
+
+def _target(out: str | os.PathLike[str] | None, family: str, layout: planning.Layout) -> Path:
+    """The package's directory with `.` and `..` resolved, symbolic links not."""
+    if out is None:
+        out = Path("generated" if layout == "out-of-tree" else "build/in-tree") / family
+    target = Path(os.path.normpath(out))
+    return target if target.name else Path(os.path.abspath(target))
+
+
+def _stated_family(spec_path: Path) -> str | None:
+    """The family that a spec file states on a line of its own, read without parsing the file."""
+    try:
+        found = _FAMILY_LINE.findall(spec_path.read_bytes().replace(b"\r\n", b"\n"))
+    except OSError:
+        return None
+    return found[0].decode() if len(found) == 1 else None
+
+
+def _read_results(spec_path: Path, family: str) -> bytes | None:
+    try:
+        return (spec_path.parent / "results" / f"{family}.json").read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _parse_results(content: bytes, spec_path: Path) -> dict[str, Any]:
+    try:
+        results = json.loads(content)
+        if isinstance(results, dict):
+            return results
+        raise ValueError("not an object")
+    except ValueError as error:
+        raise OutputError(
+            f"the validation results stored for {spec_path} are not JSON: {error}",
+            hint="run `vlmgen validate` anew, or remove the file",
+        ) from error
+
+
+def _up_to_date(
+    spec_path: Path,
+    family: str,
+    target: Path,
+    layout: planning.Layout,
+    search: Sequence[Path] | None,
+) -> Manifest | None:
+    """The target's manifest if every input and every file hashes to what it records.
+
+    Anything unusual gives None; the full way then finds the words for it.
+    """
+    try:
+        manifest = read_manifest(target)
+        if (
+            manifest is None
+            or (manifest.vlmgen, manifest.layout) != (vlmgen.__version__, layout)
+            or manifest.spec != spec_sha256(spec_path.read_bytes())
+            or manifest.generator != generator_sha256()
+        ):
+            return None
+        results = _read_results(spec_path, family)
+        if manifest.results != (None if results is None else spec_sha256(results)):
+            return None
+        directories = search or templates.directories()
+        package_plan = planning.plan_package(family, layout, directories)
+        copied = {file.template for file in package_plan.files if file.mode == "copy"}
+        if {file.path for file in package_plan.files} != set(manifest.files):
+            return None
+        for name, recorded in manifest.templates.items():
+            content = (
+                planning.source_bytes(name) if name in copied else templates.read(directories, name)
+            )
+            if sha256(content) != recorded:
+                return None
+        with publish.locked(target.parent):
+            before = publish.inspect(target)
+        clean = not (before.edited or before.foreign)
+        present = set(before.contents) == {*manifest.files, MANIFEST_PATH}
+        same = before.contents.get(MANIFEST_PATH) == manifest.to_bytes()
+        return manifest if clean and present and same else None
+    except (OSError, OutputError):
+        return None
+    except Exception as error:  # jinja2.TemplateNotFound, without importing jinja2 for it
+        if type(error).__name__ == "TemplateNotFound":
+            return None
+        raise

@@ -1,0 +1,141 @@
+"""`.vlmgen/manifest.json` of a package: what it was generated from, and the hash of every file.
+
+It holds no time and no path of the machine, so that equal input gives equal bytes. It answers two
+questions without rendering anything: is the package up to date, and was a file edited by hand?
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from vlmgen.errors import OutputError
+
+MANIFEST_PATH = ".vlmgen/manifest.json"
+FORMAT = 1
+_HASH = re.compile(r"[0-9a-f]{64}\Z")
+_COMPONENT = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]*\Z")
+
+# Code whose change may change generated text.
+GENERATOR = ("render", "spec", "weights", "check/parallel.py")
+
+
+def sha256(content: bytes) -> str:
+    """Lower-case hexadecimal SHA-256."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def spec_sha256(text: bytes) -> str:
+    """Hash of a spec file, the same for either line end."""
+    return sha256(text.replace(b"\r\n", b"\n"))
+
+
+def generator_sha256(package: Path | None = None) -> str:
+    """Hash of the code that decides what is generated.
+
+    Args:
+        package: Directory of the `vlmgen` package; by default the running one.
+    """
+    root = package or Path(__file__).resolve().parent.parent
+    digest = hashlib.sha256()
+    for part in GENERATOR:
+        top = root / part
+        for path in [top] if top.is_file() else sorted(top.rglob("*.py")):
+            name = path.relative_to(root).as_posix()
+            digest.update(f"{name}\0{sha256(path.read_bytes())}\n".encode())
+    return digest.hexdigest()
+
+
+def is_safe_path(path: str) -> bool:
+    """Whether a path is relative, in normal form, of plain characters, and stays where it is."""
+    parts = path.split("/")
+    return all(_COMPONENT.match(part) and part not in (".", "..") for part in parts)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a generated package came from.
+
+    Args:
+        vlmgen: Version of vlmgen.
+        generator: Hash of the generating code.
+        layout: `out-of-tree` or `in-tree`.
+        spec: Hash of the spec file.
+        results: Hash of the stored validation results, or None where there are none.
+        templates: Hash of every template and verbatim source used, by name.
+        files: Hash of every file of the package but the manifest, by path.
+    """
+
+    vlmgen: str
+    generator: str
+    layout: str
+    spec: str
+    results: str | None
+    templates: Mapping[str, str]
+    files: Mapping[str, str]
+
+    def to_bytes(self) -> bytes:
+        """The manifest as JSON with sorted keys."""
+        body = {"format": FORMAT, **asdict(self)}
+        return (json.dumps(body, indent=2, sort_keys=True) + "\n").encode("ascii")
+
+    @classmethod
+    def from_bytes(cls, content: bytes, where: str) -> Manifest:
+        """Read a manifest.
+
+        Args:
+            content: The file.
+            where: Its path, for messages.
+
+        Raises:
+            OutputError: It is not a manifest of this format.
+        """
+        try:
+            body = json.loads(content)
+            if body.pop("format") != FORMAT:
+                raise ValueError("unknown format")
+            manifest = cls(**body)
+            manifest._check()
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise OutputError(
+                f"{where}: not a manifest of vlmgen ({error}), so it cannot be told which files of "
+                "the directory were generated",
+                hint="move the directory away and generate anew",
+            ) from error
+        return manifest
+
+    def _check(self) -> None:
+        for text in (self.vlmgen, self.layout):
+            if not isinstance(text, str):
+                raise ValueError(f"{text!r} is not text")
+        hashes: list[Any] = [self.generator, self.spec, *self.templates.values()]
+        hashes += [*self.files.values(), *([] if self.results is None else [self.results])]
+        for value in hashes:
+            if not (isinstance(value, str) and _HASH.match(value)):
+                raise ValueError(f"{value!r} is not a SHA-256")
+        for path in self.files:
+            if not is_safe_path(path) or path == MANIFEST_PATH:
+                raise ValueError(f"{path!r} is not a path within the package")
+
+
+def read_manifest(target: Path) -> Manifest | None:
+    """The manifest of a package directory, None where there is none.
+
+    Raises:
+        OutputError: It is a symlink or no manifest.
+    """
+    path = target.joinpath(*PurePosixPath(MANIFEST_PATH).parts)
+    if path.parent.is_symlink() or path.is_symlink():
+        raise OutputError(
+            f"{path}: is or lies behind a symbolic link; vlmgen reads and writes none"
+        )
+    try:
+        content = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return Manifest.from_bytes(content, str(path))

@@ -1,0 +1,198 @@
+"""The package plan: which file of a package comes from which template.
+
+`OUT_OF_TREE` and `IN_TREE` are the whole of it. A row takes every template directly in a folder,
+so a new template file needs no change here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Literal
+
+from vlmgen.errors import UsageError
+from vlmgen.render import templates
+
+if TYPE_CHECKING:
+    from vlmgen.spec import Spec
+
+Layout = Literal["out-of-tree", "in-tree"]
+LAYOUTS: tuple[Layout, ...] = ("out-of-tree", "in-tree")
+SUFFIX = ".j2"
+
+
+@dataclass(frozen=True)
+class Row:
+    """Templates of one folder and where their files go.
+
+    Args:
+        folder: Folder below `templates/`.
+        suffix: End of the template names that the row takes.
+        to: Directory in the package; `{family}` and `{module}` are filled in.
+    """
+
+    folder: str
+    suffix: str
+    to: str
+
+
+@dataclass(frozen=True)
+class Copied:
+    """A module of vlmgen that goes into a package as it is.
+
+    Args:
+        source: Path below the `vlmgen` package.
+        to: Path in the package; `{family}` and `{module}` are filled in.
+    """
+
+    source: str
+    to: str
+
+
+@dataclass(frozen=True)
+class LayoutRows:
+    """One layout.
+
+    Args:
+        module: Import name of the package's modules.
+        rows: Template folders.
+        copied: Modules taken from vlmgen.
+    """
+
+    module: str
+    rows: tuple[Row, ...]
+    copied: tuple[Copied, ...] = ()
+
+
+OUT_OF_TREE = LayoutRows(
+    module="vllm_neuron_{family}",
+    rows=(
+        Row("root", ".j2", ""),  # pyproject.toml README.md spec.yaml
+        Row("package", ".py.j2", "vllm_neuron_{family}/"),
+        Row("utils", ".py.j2", "vllm_neuron_{family}/utils/"),
+        Row("tests", ".py.j2", "tests/"),
+    ),
+)
+
+IN_TREE = LayoutRows(
+    module="vllm_neuron.model.{family}",
+    rows=(
+        Row("package", ".py.j2", "vllm_neuron/model/{family}/"),
+        Row("utils", ".py.j2", "vllm_neuron/model/{family}/utils/"),
+        Row("tests", ".py.j2", "tests/model/{family}/"),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class PlannedFile:
+    """One file of a package.
+
+    Args:
+        path: Path in the package.
+        template: Name of the template, or of the copied module.
+        mode: `render` a template or `copy` a module as it is.
+    """
+
+    path: str
+    template: str
+    mode: Literal["render", "copy"] = "render"
+
+
+@dataclass(frozen=True)
+class PackagePlan:
+    """The files of one package, sorted by path.
+
+    Args:
+        family: Name of the family.
+        layout: `out-of-tree` or `in-tree`.
+        module: Import name of the package's modules.
+        files: What to render or copy.
+    """
+
+    family: str
+    layout: Layout
+    module: str
+    files: tuple[PlannedFile, ...]
+
+
+def layout_rows(layout: str) -> LayoutRows:
+    """The rows of a layout.
+
+    Raises:
+        UsageError: There is no such layout.
+    """
+    if layout not in LAYOUTS:
+        raise UsageError(f"layout {layout!r}: legal are {', '.join(LAYOUTS)}")
+    return OUT_OF_TREE if layout == "out-of-tree" else IN_TREE
+
+
+def plan_package(
+    family: str, layout: Layout = "out-of-tree", search: Sequence[Path] | None = None
+) -> PackagePlan:
+    """Plan a package from the templates that there are.
+
+    Args:
+        family: Name of the family, an identifier.
+        layout: `out-of-tree` for a package of its own, `in-tree` for a plugin checkout.
+        search: Template directories; by default those that ship with vlmgen.
+
+    Raises:
+        UsageError: There is no such layout.
+    """
+    search = search or templates.directories()
+    rows = layout_rows(layout)
+    module = rows.module.format(family=family)
+    files = [
+        PlannedFile(_path(row, name, family, module), name)
+        for row in rows.rows
+        for name in templates.names(search, row.folder, row.suffix)
+    ]
+    files += [
+        PlannedFile(copied.to.format(family=family, module=module), copied.source, "copy")
+        for copied in rows.copied
+    ]
+    return PackagePlan(family, layout, module, tuple(sorted(files, key=lambda file: file.path)))
+
+
+def _path(row: Row, name: str, family: str, module: str) -> str:
+    file_name = name.removeprefix(row.folder + "/").removesuffix(SUFFIX)
+    return row.to.format(family=family, module=module) + file_name
+
+
+def source_bytes(name: str) -> bytes:
+    """A module of vlmgen that a package takes as it is, by its path below `vlmgen/`."""
+    return (Path(__file__).resolve().parent.parent / name).read_bytes()
+
+
+def template_context(
+    spec: Spec, plan: PackagePlan, results: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """The names that templates may use.
+
+    Args:
+        spec: The spec.
+        plan: The package's plan.
+        results: Stored validation results, or None where nothing was run.
+    """
+    import vlmgen
+    from vlmgen.render.blocks import chosen_blocks
+    from vlmgen.render.words import words
+    from vlmgen.spec.derive import derive
+    from vlmgen.weights import weight_table
+
+    return {
+        "spec": spec,
+        "text": spec.text,
+        "vision": spec.vision,
+        "derived": SimpleNamespace(**vars(derive(spec)), **words(spec)),
+        "weights": weight_table(spec),
+        "blocks": chosen_blocks(spec),
+        "C": spec.class_prefix,
+        "package": plan.module,
+        "layout": plan.layout,
+        "results": results,
+        "version": vlmgen.__version__,
+    }

@@ -1,0 +1,53 @@
+"""What templates say about a spec in the words of Python, Hugging Face and English."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vlmgen.render.escaping import Rendered, docstring, identifier
+
+if TYPE_CHECKING:
+    from vlmgen.spec import Spec
+
+# Activation in the spec -> `hidden_act` of a config.json.
+HIDDEN_ACT = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
+# Activation in the spec -> what a docstring calls it.
+ACTIVATION_NAME = {"silu": "SiLU", "gelu": "exact GELU", "gelu_tanh": "tanh GELU"}
+
+
+def words(spec: Spec) -> dict[str, Any]:
+    """Values for templates that follow from the spec but are no numbers.
+
+    Args:
+        spec: The spec.
+    """
+    quantization = tuple(None if mode == "none" else mode for mode in spec.neuron.quantization)
+    vision = spec.vision
+    return {
+        "checkpoint_names": spec.checkpoint_names,
+        "text_hidden_act": HIDDEN_ACT[spec.text.mlp.activation],
+        "vision_hidden_act": HIDDEN_ACT[vision.mlp.activation],
+        "vision_mlp_activation": identifier(vision.mlp.activation),
+        "vision_mlp_activation_name": Rendered(ACTIVATION_NAME[vision.mlp.activation]),
+        "merger_activation": identifier(vision.merger.activation),
+        "quantization_values": quantization,
+        "quantization_legal": _enumerated(
+            ["None" if mode is None else f"'{identifier(mode)}'" for mode in quantization], "and"
+        ),
+        "layout_sentence": _layout_sentence(spec),
+    }
+
+
+def _layout_sentence(spec: Spec) -> Rendered:
+    """`nested` (text `model.language_model.`, vision `model.visual.`, head `lm_head.`) or ..."""
+    described = [
+        f"`{layout.name}` (text `{layout.text}`, vision `{layout.vision}`, head `{layout.head}`)"
+        for layout in spec.weights.layouts
+    ]
+    return docstring(_enumerated(described, "or") + ".")
+
+
+def _enumerated(items: list[str], conjunction: str) -> Rendered:
+    """`a`, `a and b`, `a, b and c`; the items are safe where they go."""
+    head, last = items[:-1], items[-1]
+    return Rendered(f"{', '.join(head)} {conjunction} {last}" if head else last)

@@ -1,0 +1,657 @@
+"""Rules that tie several values of a spec together.
+
+Each rule is a generator over a `View` of the raw values. Reading a value that the schema already
+refused ends the rule silently, so that one slip is reported once and every other rule still runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from vlmgen.spec.axes import AXES, show
+from vlmgen.spec.source import Key, dotted
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A broken rule.
+
+    Args:
+        path: The value to point at.
+        message: What is wrong, with the numbers.
+        rule: The rule.
+        legal: What would be legal, or empty.
+    """
+
+    path: Key
+    message: str
+    rule: str
+    legal: str = ""
+
+
+class _Unavailable(Exception):
+    """A value that the schema refused or that is missing."""
+
+
+class View:
+    """Read access to the values of a spec, by dotted path.
+
+    Args:
+        data: The spec as nested dicts and tuples.
+        bad: Paths that the schema refused.
+    """
+
+    def __init__(self, data: Any, bad: Iterable[Key] = ()) -> None:
+        self._data = data
+        self._bad = tuple(bad)
+
+    def __getitem__(self, path: Key) -> Any:
+        for wrong in self._bad:
+            short = min(len(wrong), len(path))
+            if wrong[:short] == path[:short] and (len(wrong) > 0 or len(path) > 0):
+                raise _Unavailable
+        value = self._data
+        for part in path:
+            try:
+                value = value[part]
+            except (KeyError, IndexError, TypeError):
+                raise _Unavailable from None
+        return value
+
+    def optional(self, path: Key) -> Any:
+        """The value, or None where the key is left out."""
+        parent, key = path[:-1], path[-1]
+        value: Any = self._data
+        for part in parent:
+            try:
+                value = value[part]
+            except (KeyError, IndexError, TypeError):
+                raise _Unavailable from None
+        if isinstance(value, dict) and key not in value:
+            return None
+        return self[path]
+
+    def length(self, path: Key) -> int:
+        """Entries of a list that may hold refused values; 0 where there is no list."""
+        value: Any = self._data
+        for part in path:
+            try:
+                value = value[part]
+            except (KeyError, IndexError, TypeError):
+                return 0
+        return len(value) if isinstance(value, (tuple, list)) else 0
+
+
+def check_rules(data: Any, bad: Iterable[Key] = ()) -> list[Violation]:
+    """Apply every rule.
+
+    Args:
+        data: The spec as nested dicts and sequences.
+        bad: Paths that the schema refused; rules that read them do not run.
+
+    Returns:
+        The violations, in the order of the rules.
+    """
+    view = View(data, bad)
+    violations: list[Violation] = []
+    for rule in SPEC_RULES:
+        violations += _run(rule(view))
+    for index in range(view.length(("checkpoints",))):
+        for checkpoint_rule in CHECKPOINT_RULES:
+            violations += _run(checkpoint_rule(view, index))
+    return violations
+
+
+def _run(found: Iterator[Violation]) -> list[Violation]:
+    violations: list[Violation] = []
+    try:
+        for violation in found:
+            violations.append(violation)
+    except _Unavailable:
+        pass
+    return violations
+
+
+def _path(text: str) -> Key:
+    return tuple(text.split("."))
+
+
+# --- names ------------------------------------------------------------------------------------
+
+
+def architecture_begins_with_prefix(view: View) -> Iterator[Violation]:
+    """The factory is named as the architecture and the other classes share its prefix."""
+    architecture, prefix = view[("architecture",)], view[("class_prefix",)]
+    rule = "architecture is class_prefix followed by a capitalised rest, such as ForConditional..."
+    if architecture.startswith(prefix):
+        if not architecture[len(prefix) : len(prefix) + 1].isupper():
+            yield Violation(
+                ("architecture",),
+                f"architecture {architecture!r} has no capitalised rest after {prefix!r}",
+                rule,
+            )
+    elif architecture.lower().startswith(prefix.lower()):
+        yield Violation(
+            ("architecture",),
+            f"architecture {architecture!r} and class_prefix {prefix!r} differ in case",
+            rule,
+            f"{prefix}{architecture[len(prefix):]}",
+        )
+    else:
+        yield Violation(
+            ("architecture",),
+            f"architecture {architecture!r} does not begin with class_prefix {prefix!r}",
+            rule,
+        )
+
+
+def config_keys_differ(view: View) -> Iterator[Violation]:
+    """The towers have configs of their own."""
+    text = view[_path("text.config_key")]
+    if text == view[_path("vision.config_key")]:
+        yield Violation(
+            _path("vision.config_key"),
+            f"text and vision both read the config key {text!r}",
+            "each tower has a config key of its own",
+        )
+
+
+def input_keywords_differ(view: View) -> Iterator[Violation]:
+    """The processor's keywords are one namespace."""
+    yield from _distinct(
+        view,
+        [
+            ("inputs", modality, key)
+            for modality in ("image", "video")
+            for key in ("pixels", "grid")
+        ],
+        "the processor's keywords are distinct",
+    )
+
+
+def layouts_differ(view: View) -> Iterator[Violation]:
+    """A layout is told from another by its name in messages and by its prefixes in checkpoints."""
+    count = view.length(_path("weights.layouts"))
+    rows: list[Key] = [("weights", "layouts", index) for index in range(count)]
+    yield from _distinct(view, [(*row, "name") for row in rows], "layout names are distinct")
+    seen: dict[tuple[str, ...], Any] = {}
+    for row in rows:
+        prefixes = tuple(view[(*row, key)] for key in ("text", "vision", "head"))
+        if len(set(prefixes)) < 3:
+            yield Violation(
+                row,
+                f"layout {view[(*row, 'name')]!r} uses one prefix for two parts",
+                "text, vision and head have prefixes of their own",
+            )
+        if prefixes in seen:
+            yield Violation(
+                row,
+                f"layouts {seen[prefixes]!r} and {view[(*row, 'name')]!r} have the same prefixes",
+                "layouts differ in a prefix",
+            )
+        seen[prefixes] = view[(*row, "name")]
+
+
+def weight_names_differ(view: View) -> Iterator[Violation]:
+    """Two parameters cannot come from one checkpoint key."""
+    layer = ("input_layernorm", "post_attention_layernorm", "q", "k", "v", "o", "q_norm", "k_norm")
+    groups: list[tuple[str, tuple[str, ...]]] = [
+        ("weights.text", ("embed_tokens", "norm")),
+        ("weights.text", (*layer, "gate", "up", "down")),
+        ("weights.vision", ("patch_embed", "pos_embed")),
+        ("weights.vision", ("norm1", "norm2", "qkv", "proj", "fc1", "fc2")),
+        ("weights.vision.merger", ("norm", "fc1", "fc2")),
+        ("weights.vision.deepstack", ("norm", "fc1", "fc2")),
+    ]
+    for parent, names in groups:
+        yield from _distinct(
+            view, [(*_path(parent), name) for name in names], "weight names of a part are distinct"
+        )
+
+
+def checkpoint_names_differ(view: View) -> Iterator[Violation]:
+    """`--checkpoint NAME` means one row."""
+    paths: list[Key] = []
+    for index in range(view.length(("checkpoints",))):
+        paths.append(("checkpoints", index, "name"))
+        also: Key = ("checkpoints", index, "also")
+        paths += [(*also, k) for k in range(view.length(also))]
+    yield from _distinct(view, paths, "checkpoint names are distinct")
+
+
+# --- text -------------------------------------------------------------------------------------
+
+
+def sections_fill_the_rotated_half(view: View) -> Iterator[Violation]:
+    """Every frequency of the rotated part belongs to one position axis."""
+    yield from _sections(view, view[_path("text.attention.head_dim")], _path("text.rope.sections"))
+
+
+def _sections(view: View, head_dim: int, at: Key, whose: str = "") -> Iterator[Violation]:
+    partial = view[_path("text.rope.partial")]
+    sections = view[_path("text.rope.sections")]
+    rotated = head_dim * partial
+    if rotated != int(rotated) or int(rotated) % 2:
+        yield Violation(
+            at,
+            f"head_dim {head_dim} x partial {partial} = {rotated:g}{whose} is not an even number",
+            "the rotated part of a head is cut in two halves",
+        )
+        return
+    half = int(rotated) // 2
+    if sum(sections) != half:
+        terms = " + ".join(map(str, sections))
+        yield Violation(
+            at,
+            f"M-RoPE sections {terms} = {sum(sections)}, half of the rotated head is {half}{whose}",
+            "sections sum to head_dim * partial / 2",
+            f"three numbers that sum to {half}",
+        )
+        return
+    if view[_path("text.rope.order")] == "interleaved":
+        for axis, name in ((1, "h"), (2, "w")):
+            last = axis + 3 * (sections[axis] - 1)
+            if last >= half:
+                yield Violation(
+                    at,
+                    f"interleaved section {name} of {sections[axis]} ends at frequency {last}, "
+                    f"there are {half}{whose}",
+                    "h takes frequencies 1, 4, 7, ... and w 2, 5, 8, ... of the rotated half",
+                    f"{name} at most {(half - 1 - axis) // 3 + 1}",
+                )
+
+
+def partial_is_generated(view: View) -> Iterator[Violation]:
+    """The share of a head that is rotated is an axis with numbers as values."""
+    path = _path("text.rope.partial")
+    value = view[path]
+    axis = AXES["text.rope.partial"]
+    if value not in axis.implemented:
+        users = axis.later.get(value)
+        message = f"text.rope.partial is {value:g}"
+        if users:
+            message = (
+                f"{value:g} is a known value of text.rope.partial (needed by {', '.join(users)}) "
+                "that this version of vlmgen does not generate"
+            )
+        yield Violation(
+            path,
+            message,
+            "the rotated share is one that a template implements",
+            ", ".join(show(v) for v in axis.implemented),
+        )
+
+
+def kv_heads_divide_heads(view: View) -> Iterator[Violation]:
+    """Grouped attention gives every KV head the same number of query heads."""
+    yield from _kv_heads(
+        view, _path("text.attention.num_heads"), _path("text.attention.num_kv_heads")
+    )
+
+
+def _kv_heads(view: View, heads_at: Key, kv_at: Key) -> Iterator[Violation]:
+    heads, kv_heads = view[heads_at], view[kv_at]
+    if heads % kv_heads:
+        yield Violation(
+            kv_at,
+            f"num_heads {heads} is not divisible by num_kv_heads {kv_heads}",
+            "KV heads divide the query heads",
+            _numbers(divisors(heads)),
+        )
+
+
+# --- vision -----------------------------------------------------------------------------------
+
+
+def vision_heads(view: View) -> Iterator[Violation]:
+    """Heads share the width, and axial rotation cuts a head in four."""
+    yield from _vision_heads(view, _path("vision.hidden_size"), _path("vision.attention.num_heads"))
+
+
+def _vision_heads(view: View, hidden_at: Key, heads_at: Key) -> Iterator[Violation]:
+    hidden, heads = view[hidden_at], view[heads_at]
+    legal = _numbers(n for n in divisors(hidden) if hidden // n % 4 == 0)
+    if hidden % heads:
+        yield Violation(
+            heads_at,
+            f"hidden_size {hidden} is not divisible by num_heads {heads}",
+            "vision heads divide the width",
+            legal,
+        )
+    elif hidden // heads % 4:
+        yield Violation(
+            heads_at,
+            f"head size {hidden} / {heads} = {hidden // heads} is not a multiple of 4",
+            "axial rotation uses head size / 4 frequencies for rows and as many for columns",
+            legal,
+        )
+
+
+def position_table_is_square(view: View) -> Iterator[Violation]:
+    """The learned table is a square grid."""
+    path = _path("vision.position.num_embeddings")
+    rows = view[path]
+    side = math.isqrt(rows)
+    if side * side != rows:
+        yield Violation(
+            path,
+            f"num_embeddings {rows} is not a square number",
+            "the position table is a square grid",
+            f"such as {side * side} ({side} x {side}) or {(side + 1) ** 2} "
+            f"({side + 1} x {side + 1})",
+        )
+
+
+def tower_ends_at_text_width(view: View) -> Iterator[Violation]:
+    """Merged rows take the place of token embeddings."""
+    yield from _out_width(view, _path("text.hidden_size"), _path("vision.out_hidden_size"))
+
+
+def _out_width(view: View, text_at: Key, out_at: Key) -> Iterator[Violation]:
+    text, out = view[text_at], view[out_at]
+    if text != out:
+        yield Violation(
+            out_at,
+            f"out_hidden_size {out} differs from the text hidden_size {text}",
+            "the tower's output is as wide as the text",
+            str(text),
+        )
+
+
+def deepstack_indices(view: View) -> Iterator[Violation]:
+    """Levels are tower blocks, in order, and each has a decoder layer to go to."""
+    yield from _deepstack(
+        view,
+        _path("vision.deepstack.indices"),
+        _path("vision.depth"),
+        _path("text.num_layers"),
+    )
+
+
+def _deepstack(view: View, at: Key, depth_at: Key, layers_at: Key) -> Iterator[Violation]:
+    indices = view[at]
+    if any(b <= a for a, b in zip(indices, indices[1:], strict=False)):
+        yield Violation(
+            at,
+            f"deepstack indices {_listed(indices)} are not ascending and distinct",
+            "level k is the k-th index; indices ascend",
+            _listed(sorted(set(indices))),
+        )
+    depth = view[depth_at]
+    for position, index in enumerate(indices):
+        if index >= depth:
+            yield Violation(
+                (*at, position),
+                f"deepstack index {index} is beyond the tower's depth {depth}",
+                "a deepstack index is a tower block",
+                f"0 to {depth - 1}",
+            )
+    layers = view[layers_at]
+    if len(indices) > layers:
+        yield Violation(
+            at,
+            f"{len(indices)} deepstack levels, but {layers} decoder layers",
+            "level k goes to decoder layer k",
+            f"at most {layers} levels",
+        )
+
+
+# --- tokens, neuron ---------------------------------------------------------------------------
+
+_TOKENS = ("image", "video", "vision_start", "vision_end")
+
+
+def tokens_differ(view: View) -> Iterator[Violation]:
+    """Placeholders are told apart by id, text and config key."""
+    for key in ("id", "token", "config_key"):
+        yield from _distinct(
+            view, [("tokens", name, key) for name in _TOKENS], f"the {key}s of tokens are distinct"
+        )
+
+
+def token_ids_in_vocabulary(view: View) -> Iterator[Violation]:
+    """Ids index the embedding table."""
+    vocab = view[_path("text.vocab_size")]
+    for name in _TOKENS:
+        yield from _run(_token_in_vocabulary(view, name, vocab))
+
+
+def _token_in_vocabulary(view: View, name: str, vocab: int) -> Iterator[Violation]:
+    path: Key = ("tokens", name, "id")
+    token = view[path]
+    if token >= vocab:
+        yield Violation(
+            path,
+            f"token id {token} of {name} is not below vocab_size {vocab}",
+            "token ids index the embedding table",
+            f"0 to {vocab - 1}",
+        )
+
+
+def block_size(view: View) -> Iterator[Violation]:
+    """A vision block is a whole number of device tiles and of merge windows."""
+    path = _path("neuron.vision_attention_block_size")
+    block = view[path]
+    area = view[_path("vision.merger.merge_size")] ** 2
+    unit = math.lcm(128, area)
+    if block % unit:
+        lower = block // unit * unit
+        near = [n for n in (lower, lower + unit) if n]
+        yield Violation(
+            path,
+            f"block size {block} is not a multiple of {unit}",
+            f"the block size is a multiple of 128 and of the merge area {area}",
+            "such as " + " or ".join(map(str, near)),
+        )
+
+
+def buckets(view: View) -> Iterator[Violation]:
+    """Buckets are whole numbers of blocks, from small to large."""
+    path = _path("neuron.num_vision_tokens_buckets")
+    sizes = view[path]
+    if any(b <= a for a, b in zip(sizes, sizes[1:], strict=False)):
+        yield Violation(
+            path,
+            f"buckets {_listed(sizes)} are not ascending and distinct",
+            "the runner takes the first bucket that is large enough",
+            _listed(sorted(set(sizes))),
+        )
+    block = view[_path("neuron.vision_attention_block_size")]
+    for index, size in enumerate(sizes):
+        if size % block:
+            lower = size // block * block
+            near = [n for n in (lower, lower + block) if n]
+            yield Violation(
+                (*path, index),
+                f"bucket {size} is not a multiple of the block size {block}",
+                "a bucket is a whole number of vision blocks",
+                "such as " + " or ".join(map(str, near)),
+            )
+
+
+def quantization_modes(view: View) -> Iterator[Violation]:
+    """A mode is listed once."""
+    path = _path("neuron.quantization")
+    count = view.length(path)
+    yield from _distinct(view, [(*path, i) for i in range(count)], "modes are distinct")
+
+
+# --- checkpoints ------------------------------------------------------------------------------
+
+
+def checkpoint_sections(view: View, index: int) -> Iterator[Violation]:
+    """Sections fill the rotated half of a checkpoint that has a head width of its own."""
+    at: Key = ("checkpoints", index, "text", "head_dim")
+    head_dim = view.optional(at)
+    if head_dim is not None:
+        yield from _sections(view, head_dim, at, f" in {_name(view, index)}")
+
+
+def checkpoint_kv_heads(view: View, index: int) -> Iterator[Violation]:
+    """As for the text section."""
+    text: Key = ("checkpoints", index, "text")
+    yield from _kv_heads(view, (*text, "num_heads"), (*text, "num_kv_heads"))
+
+
+def checkpoint_vision_heads(view: View, index: int) -> Iterator[Violation]:
+    """As for the vision section."""
+    vision: Key = ("checkpoints", index, "vision")
+    yield from _vision_heads(view, (*vision, "hidden_size"), (*vision, "num_heads"))
+
+
+def checkpoint_out_width(view: View, index: int) -> Iterator[Violation]:
+    """As for the vision section."""
+    row: Key = ("checkpoints", index)
+    yield from _out_width(view, (*row, "text", "hidden_size"), (*row, "vision", "out_hidden_size"))
+
+
+def checkpoint_deepstack(view: View, index: int) -> Iterator[Violation]:
+    """As for the vision section."""
+    row: Key = ("checkpoints", index)
+    yield from _deepstack(
+        view,
+        (*row, "vision", "deepstack"),
+        (*row, "vision", "depth"),
+        (*row, "text", "num_layers"),
+    )
+
+
+def checkpoint_vocabulary(view: View, index: int) -> Iterator[Violation]:
+    """Token ids index the table of a checkpoint that has a vocabulary of its own."""
+    at: Key = ("checkpoints", index, "text", "vocab_size")
+    vocab = view.optional(at)
+    if vocab is not None:
+        for name in _TOKENS:
+            token = view[("tokens", name, "id")]
+            if token >= vocab:
+                yield Violation(
+                    at,
+                    f"token id {token} of {name} is not below vocab_size {vocab}",
+                    "token ids index the embedding table",
+                    f"at least {token + 1}",
+                )
+
+
+# Section value -> the checkpoint's value.
+_DEFAULTS = {
+    "text.hidden_size": "text.hidden_size",
+    "text.num_layers": "text.num_layers",
+    "text.tie_word_embeddings": "text.tie_word_embeddings",
+    "text.attention.num_heads": "text.num_heads",
+    "text.attention.num_kv_heads": "text.num_kv_heads",
+    "text.mlp.intermediate_size": "text.intermediate_size",
+    "text.attention.head_dim": "text.head_dim",
+    "text.vocab_size": "text.vocab_size",
+    "text.max_position_embeddings": "text.max_position_embeddings",
+    "vision.hidden_size": "vision.hidden_size",
+    "vision.depth": "vision.depth",
+    "vision.out_hidden_size": "vision.out_hidden_size",
+    "vision.attention.num_heads": "vision.num_heads",
+    "vision.mlp.intermediate_size": "vision.intermediate_size",
+    "vision.deepstack.indices": "vision.deepstack",
+}
+
+
+def defaults_are_a_checkpoint(view: View) -> Iterator[Violation]:
+    """`text` and `vision` state the sizes of the checkpoint that `defaults_from` names."""
+    wanted = view[("defaults_from",)]
+    names = [view[("checkpoints", i, "name")] for i in range(view.length(("checkpoints",)))]
+    if wanted not in names:
+        yield Violation(
+            ("defaults_from",),
+            f"defaults_from {wanted!r} is not the name of a listed checkpoint",
+            "defaults_from names an entry of checkpoints",
+            ", ".join(names),
+        )
+        return
+    row: Key = ("checkpoints", names.index(wanted))
+    for section, size in _DEFAULTS.items():
+        yield from _run(_same_as_default(view, _path(section), (*row, *_path(size)), wanted))
+
+
+def _same_as_default(view: View, at: Key, size_at: Key, name: str) -> Iterator[Violation]:
+    stated, published = view[at], view.optional(size_at)
+    if published is None:
+        return
+    if isinstance(stated, (tuple, list)):
+        stated, published = tuple(stated), tuple(published)
+    if stated != published:
+        yield Violation(
+            at,
+            f"{dotted(at)} is {_value(stated)}, but {name} has {_value(published)}",
+            "text and vision state the sizes of the checkpoint that defaults_from names",
+            _value(published),
+        )
+
+
+# --- small parts ------------------------------------------------------------------------------
+
+
+def divisors(number: int) -> list[int]:
+    """Divisors of a positive number, ascending."""
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})
+
+
+def _distinct(view: View, paths: list[Key], rule: str) -> Iterator[Violation]:
+    seen: dict[Any, Key] = {}
+    for path in paths:
+        try:
+            value = view[path]
+        except _Unavailable:
+            continue
+        if value in seen:
+            yield Violation(path, f"{dotted(path)} is {value!r}, as is {dotted(seen[value])}", rule)
+        else:
+            seen[value] = path
+
+
+def _name(view: View, index: int) -> str:
+    return str(view[("checkpoints", index, "name")])
+
+
+def _listed(values: Iterable[Any]) -> str:
+    return "[" + ", ".join(map(str, values)) + "]"
+
+
+def _numbers(values: Iterable[int]) -> str:
+    return ", ".join(map(str, values))
+
+
+def _value(value: Any) -> str:
+    return _listed(value) if isinstance(value, tuple) else show(value)
+
+
+SPEC_RULES: tuple[Callable[[View], Iterator[Violation]], ...] = (
+    architecture_begins_with_prefix,
+    config_keys_differ,
+    input_keywords_differ,
+    layouts_differ,
+    weight_names_differ,
+    checkpoint_names_differ,
+    sections_fill_the_rotated_half,
+    partial_is_generated,
+    kv_heads_divide_heads,
+    vision_heads,
+    position_table_is_square,
+    tower_ends_at_text_width,
+    deepstack_indices,
+    tokens_differ,
+    token_ids_in_vocabulary,
+    block_size,
+    buckets,
+    quantization_modes,
+    defaults_are_a_checkpoint,
+)
+
+CHECKPOINT_RULES: tuple[Callable[[View, int], Iterator[Violation]], ...] = (
+    checkpoint_sections,
+    checkpoint_kv_heads,
+    checkpoint_vision_heads,
+    checkpoint_out_width,
+    checkpoint_deepstack,
+    checkpoint_vocabulary,
+)

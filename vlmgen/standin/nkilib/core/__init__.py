@@ -1,0 +1,1 @@
+"""Enums of the kernel library, grouped as the library groups them."""

@@ -1,0 +1,1 @@
+"""Attention operators: QKV projection, prefill, decode and output projection."""

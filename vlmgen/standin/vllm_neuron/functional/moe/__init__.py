@@ -1,0 +1,1 @@
+"""Mixture-of-experts operators: routing, block mapping, prefill and decode."""

@@ -1,0 +1,1 @@
+"""Loading, checkpoints, process helpers."""

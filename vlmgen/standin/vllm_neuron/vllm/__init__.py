@@ -1,0 +1,1 @@
+"""The parts of the plugin that run inside a vLLM engine."""

@@ -1,0 +1,1 @@
+"""Worker side: the encoder cache and the sizes the runner derives."""
