@@ -11,7 +11,6 @@ from typing import Any
 BLOCKS: dict[str, str] = {
     # prompt
     "positions": "positions/{tokens.positions}",
-    "positions": "positions/{tokens.positions}",
     # text tower
     "config_rope": "text/config_rope_{text.rope.kind}",
     "text_attention": "text/attention_{text.attention.kind}",

@@ -46,6 +46,16 @@ def checked(value: Any) -> Any:
     )
 
 
+def _of_defined(function: Callable[..., Rendered]) -> Callable[..., Rendered]:
+    """A filter that reports an undefined value as such, and not as one of an odd type."""
+
+    @functools.wraps(function)
+    def filtered(value: Any) -> Rendered:
+        return function(str(value) if isinstance(value, jinja2.Undefined) else value)
+
+    return filtered
+
+
 def _join(items: Iterable[Any], separator: str = "") -> Rendered:
     """Jinja's `join` over items that are each filtered or harmless."""
     return Rendered(separator.join(str(checked(item)) for item in items))
@@ -85,7 +95,7 @@ class GeneratorEnvironment(ImmutableSandboxedEnvironment):
             finalize=checked,
             auto_reload=False,
         )
-        self.filters.update(FILTERS)
+        self.filters.update({name: _of_defined(function) for name, function in FILTERS.items()})
         self.filters.update(join=_join, indent=_indent)
 
     def _load(self, directories: Sequence[Path], name: str) -> tuple[str, str, Callable[[], bool]]:

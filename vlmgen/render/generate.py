@@ -103,6 +103,9 @@ def render_package(
             used[file.template] = sha256(content)
             texts[file.path] = content.decode("utf-8")
             continue
+        if file.mode == "spec":
+            texts[file.path] = planning.spec_text(spec)
+            continue
         text = jinja.render_file(file.template, context)
         if file.path.endswith(".py"):
             modules[file.path] = text

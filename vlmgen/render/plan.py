@@ -59,17 +59,21 @@ class LayoutRows:
         module: Import name of the package's modules.
         rows: Template folders.
         copied: Modules taken from vlmgen.
+        spec: Where the resolved spec goes, or None.
     """
 
     module: str
     rows: tuple[Row, ...]
+    spec: str | None = None
     copied: tuple[Copied, ...] = ()
 
 
 OUT_OF_TREE = LayoutRows(
     module="vllm_neuron_{family}",
+    spec="spec.yaml",
     rows=(
-        Row("root", ".j2", ""),  # pyproject.toml README.md spec.yaml
+        Row("package", ".toml.j2", ""),
+        Row("package", ".md.j2", ""),
         Row("package", ".py.j2", "vllm_neuron_{family}/"),
         Row("utils", ".py.j2", "vllm_neuron_{family}/utils/"),
         Row("tests", ".py.j2", "tests/"),
@@ -92,13 +96,13 @@ class PlannedFile:
 
     Args:
         path: Path in the package.
-        template: Name of the template, or of the copied module.
-        mode: `render` a template or `copy` a module as it is.
+        template: Name of the template, or of the copied module; empty for the spec.
+        mode: `render` a template, `copy` a module as it is, or write the resolved `spec`.
     """
 
     path: str
     template: str
-    mode: Literal["render", "copy"] = "render"
+    mode: Literal["render", "copy", "spec"] = "render"
 
 
 @dataclass(frozen=True)
@@ -154,6 +158,8 @@ def plan_package(
         PlannedFile(copied.to.format(family=family, module=module), copied.source, "copy")
         for copied in rows.copied
     ]
+    if rows.spec:
+        files.append(PlannedFile(rows.spec, "", "spec"))
     return PackagePlan(family, layout, module, tuple(sorted(files, key=lambda file: file.path)))
 
 
@@ -165,6 +171,14 @@ def _path(row: Row, name: str, family: str, module: str) -> str:
 def source_bytes(name: str) -> bytes:
     """A module of vlmgen that a package takes as it is, by its path below `vlmgen/`."""
     return (Path(__file__).resolve().parent.parent / name).read_bytes()
+
+
+def spec_text(spec: Spec) -> str:
+    """The resolved spec as YAML; loading it gives an equal spec."""
+    from vlmgen.render.escaping import to_yaml
+
+    body = to_yaml(spec.model_dump(mode="json", exclude_none=True))
+    return f"# The resolved spec this package was generated from.\n{body}"
 
 
 def template_context(

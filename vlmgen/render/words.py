@@ -21,10 +21,13 @@ def words(spec: Spec) -> dict[str, Any]:
     Args:
         spec: The spec.
     """
+    from vlmgen.spec.derive import derive
+
     quantization = tuple(None if mode == "none" else mode for mode in spec.neuron.quantization)
     vision = spec.vision
     return {
         "checkpoint_names": spec.checkpoint_names,
+        "checkpoints": [_checkpoint(spec, entry.name, derive(spec, entry.name)) for entry in spec.checkpoints],
         "text_hidden_act": HIDDEN_ACT[spec.text.mlp.activation],
         "vision_hidden_act": HIDDEN_ACT[vision.mlp.activation],
         "vision_mlp_activation": identifier(vision.mlp.activation),
@@ -35,6 +38,18 @@ def words(spec: Spec) -> dict[str, Any]:
             ["None" if mode is None else f"'{identifier(mode)}'" for mode in quantization], "and"
         ),
         "layout_sentence": _layout_sentence(spec),
+    }
+
+
+def _checkpoint(spec: Spec, name: str, derived: Any) -> dict[str, Any]:
+    """Both towers of a checkpoint and the tensor-parallel sizes at which each is legal."""
+    resolved = spec.checkpoint(name)
+    return {
+        "name": name,
+        "text": resolved.text,
+        "vision": resolved.vision,
+        "text_tp": derived.text_tp,
+        "vision_tp": derived.vision_tp,
     }
 
 

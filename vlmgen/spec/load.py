@@ -98,14 +98,16 @@ def _schema_problems(document: Document, error: ValidationError) -> tuple[list[P
             problems.append(problem)
             if meant is not None:
                 explained.add((*path[:-1], meant))
+    absent: dict[Key, list[Key]] = {}
     for detail in details:
         path = tuple(detail["loc"])
         if detail["type"] == "extra_forbidden" or path in document.bad or path in explained:
             continue
         if detail["type"] == "missing":
-            problems.append(_missing_key(document, path))
+            absent.setdefault(path[:-1], []).append(path)
         else:
             problems.append(_wrong_value(document, path, detail))
+    problems += [_missing_keys(document, parent, paths) for parent, paths in absent.items()]
     return problems, bad
 
 
@@ -145,18 +147,17 @@ def _unknown_key(document: Document, path: Key, missing: set[Key]) -> tuple[Prob
     return problem, meant
 
 
-def _missing_key(document: Document, path: Key) -> Problem:
-    parent = path[:-1]
+def _missing_keys(document: Document, parent: Key, paths: list[Key]) -> Problem:
     where = f" in {dotted(parent)}" if parent else ""
-    field = _model_at(parent)
-    description = ""
-    if field is not None and isinstance(path[-1], str) and path[-1] in field.model_fields:
-        description = field.model_fields[path[-1]].description or ""
+    fields = _fields_at(parent)
+    names = sorted((str(path[-1]) for path in paths), key=fields.index)
+    model = _model_at(parent)
+    rule = (model.model_fields[names[0]].description or "") if model and len(names) == 1 else ""
     return document.problem(
         document.key_span(parent),
-        f"missing key {path[-1]!r}{where}",
-        rule=description,
-        path=dotted(path),
+        f"missing key{'s' if len(names) > 1 else ''} {', '.join(map(repr, names))}{where}",
+        rule=rule,
+        path=dotted(paths[0] if len(paths) == 1 else parent),
     )
 
 
@@ -206,6 +207,13 @@ def _wrong_value(document: Document, path: Key, detail: Mapping[str, Any]) -> Pr
             span, f"{name} is {shown}", rule=PATTERN_RULES.get(pattern, f"matches {pattern}"),
             path=name,
         )  # fmt: skip
+    if kind == "string_too_long":
+        return document.problem(
+            span,
+            f"{name} is {shown}",
+            rule=f"at most {context['max_length']} characters",
+            path=name,
+        )
     if kind in _BOUNDS:
         key, words = _BOUNDS[kind]
         return document.problem(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
@@ -12,7 +12,15 @@ from vlmgen.spec.checkpoints import Checkpoint, Reference
 from vlmgen.spec.neuron import NeuronSpec
 from vlmgen.spec.text import TextSpec
 from vlmgen.spec.tokens import InputsSpec, TokensSpec
-from vlmgen.spec.types import CheckpointName, ClassName, FamilyName, ModelType, Sequence, SpecModel
+from vlmgen.spec.types import (
+    CheckpointName,
+    ClassName,
+    FamilyName,
+    FormatVersion,
+    ModelType,
+    Sequence,
+    SpecModel,
+)
 from vlmgen.spec.types import Title as TitleText
 from vlmgen.spec.vision import VisionSpec
 from vlmgen.spec.weights import WeightsSpec
@@ -36,7 +44,7 @@ class ResolvedCheckpoint:
 class Spec(SpecModel):
     """A vision-language model family."""
 
-    vlmgen: Literal[1] = Field(description="Version of the spec format.")
+    vlmgen: FormatVersion = Field(description="Version of the spec format.")
     family: FamilyName = Field(description="Name of the package: vllm_neuron_<family>.")
     title: TitleText = Field(description="Name of the family for people.")
     architecture: ClassName = Field(

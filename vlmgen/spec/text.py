@@ -12,6 +12,7 @@ from vlmgen.spec.types import (
     Epsilon,
     Layers,
     ModelType,
+    OnlyFalse,
     Positions,
     Sequence,
     SpecModel,
@@ -43,8 +44,8 @@ class TextAttention(SpecModel):
     qkv_layout: Literal["separate"] = Field(
         description="separate: q, k and v are three matrices in the checkpoint."
     )
-    qkv_bias: Literal[False] = Field(description="Bias on the q, k and v projections.")
-    output_bias: Literal[False] = Field(description="Bias on the output projection.")
+    qkv_bias: OnlyFalse = Field(description="Bias on the q, k and v projections.")
+    output_bias: OnlyFalse = Field(description="Bias on the output projection.")
     qk_norm: Literal["head_rms_pre_rope"] = Field(
         description="head_rms_pre_rope: RMS norm over head_dim before the rotation, one weight "
         "shared by all heads."
@@ -70,7 +71,7 @@ class TextMlp(SpecModel):
     layout: Literal["separate"] = Field(
         description="separate: gate and up are two matrices in the checkpoint."
     )
-    bias: Literal[False] = Field(description="Bias on the projections.")
+    bias: OnlyFalse = Field(description="Bias on the projections.")
 
 
 class TextRope(SpecModel):

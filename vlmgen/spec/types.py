@@ -8,10 +8,10 @@ value can leave the string, comment, identifier or path that a template puts it 
 from __future__ import annotations
 
 import keyword
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError, PydanticKnownError
 
 
 class SpecModel(BaseModel):
@@ -30,6 +30,19 @@ def _no_keyword(value: str) -> str:
                 "{part} is a Python keyword",
                 {"part": repr(part)},
             )
+    return value
+
+
+def _boolean(value: Any) -> Any:
+    # A Literal alone takes 1 for True, since the two are equal in Python.
+    if not isinstance(value, bool):
+        raise PydanticKnownError("bool_type")
+    return value
+
+
+def _integer(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise PydanticKnownError("int_type")
     return value
 
 
@@ -70,22 +83,29 @@ PATTERN_RULES: dict[str, str] = {
     KEY_PATTERN: "a checkpoint key in which * stands for any characters, such as mtp.*",
 }
 
+MAX_NAME = 200
+
 FamilyName = Annotated[str, Field(pattern=FAMILY), AfterValidator(_no_keyword)]
 ClassName = Annotated[str, Field(pattern=CLASS), AfterValidator(_no_keyword)]
 ModelType = Annotated[str, Field(pattern=MODEL_TYPE)]
 ConfigKey = Annotated[str, Field(pattern=KEY), AfterValidator(_no_keyword)]
-DottedPath = Annotated[str, Field(pattern=DOTTED), AfterValidator(_no_keyword)]
-ModulePath = Annotated[str, Field(pattern=MODULE), AfterValidator(_no_keyword)]
+DottedPath = Annotated[str, Field(pattern=DOTTED, max_length=MAX_NAME), AfterValidator(_no_keyword)]
+ModulePath = Annotated[str, Field(pattern=MODULE, max_length=MAX_NAME), AfterValidator(_no_keyword)]
 Title = Annotated[str, Field(pattern=TITLE)]
 Prose = Annotated[str, Field(pattern=PROSE)]
 TokenText = Annotated[str, Field(pattern=TOKEN)]
 CheckpointName = Annotated[str, Field(pattern=CHECKPOINT)]
-WeightName = Annotated[str, Field(pattern=WEIGHT)]
-WeightPrefix = Annotated[str, Field(pattern=PREFIX)]
-LayerPrefix = Annotated[str, Field(pattern=LAYER_PREFIX)]
-BlockPrefix = Annotated[str, Field(pattern=BLOCK_PREFIX)]
-LevelPrefix = Annotated[str, Field(pattern=LEVEL_PREFIX)]
+WeightName = Annotated[str, Field(pattern=WEIGHT, max_length=MAX_NAME)]
+WeightPrefix = Annotated[str, Field(pattern=PREFIX, max_length=MAX_NAME)]
+LayerPrefix = Annotated[str, Field(pattern=LAYER_PREFIX, max_length=MAX_NAME)]
+BlockPrefix = Annotated[str, Field(pattern=BLOCK_PREFIX, max_length=MAX_NAME)]
+LevelPrefix = Annotated[str, Field(pattern=LEVEL_PREFIX, max_length=MAX_NAME)]
 KeyPattern = Annotated[str, Field(pattern=KEY_PATTERN)]
+
+# Axes that are a flag: the values that templates implement.
+OnlyTrue = Annotated[Literal[True], BeforeValidator(_boolean)]
+OnlyFalse = Annotated[Literal[False], BeforeValidator(_boolean)]
+FormatVersion = Annotated[Literal[1], BeforeValidator(_integer)]
 
 # No published model comes near these bounds; they keep a slip of the keyboard from becoming a
 # list of a billion layers.

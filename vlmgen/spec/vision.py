@@ -13,6 +13,7 @@ from vlmgen.spec.types import (
     Index,
     Layers,
     ModelType,
+    OnlyTrue,
     Sequence,
     SpecModel,
     Theta,
@@ -30,7 +31,7 @@ class PatchEmbed(SpecModel):
         description="Frames in one patch."
     )
     in_channels: Annotated[int, Field(ge=1, le=16)] = Field(description="Colour channels.")
-    bias: Literal[True] = Field(description="Bias of the projection.")
+    bias: OnlyTrue = Field(description="Bias of the projection.")
 
     @property
     def patch_dim(self) -> int:
@@ -44,7 +45,7 @@ class VisionPosition(SpecModel):
     kind: Literal["learned_bilinear"] = Field(
         description="learned_bilinear: a square learned table, interpolated to the item's grid."
     )
-    align_corners: Literal[True] = Field(
+    align_corners: OnlyTrue = Field(
         description="true: the first and last row of the grid meet those of the table."
     )
     num_embeddings: Count = Field(description="Rows of the table, a square number.")
@@ -74,8 +75,8 @@ class VisionAttention(SpecModel):
     qkv_layout: Literal["fused_thirds"] = Field(
         description="fused_thirds: one matrix, rows [Q of all heads | K | V]."
     )
-    qkv_bias: Literal[True] = Field(description="Bias on the q, k and v projections.")
-    output_bias: Literal[True] = Field(description="Bias on the output projection.")
+    qkv_bias: OnlyTrue = Field(description="Bias on the q, k and v projections.")
+    output_bias: OnlyTrue = Field(description="Bias on the output projection.")
     qk_norm: Literal["none"] = Field(description="Norm of queries and keys.")
     bounds: Literal["frame"] = Field(
         description="Unit inside which patches attend. frame: one frame of one item."
@@ -90,7 +91,7 @@ class VisionMlp(SpecModel):
         description="gelu_tanh: GELU in the tanh form (hidden_act gelu_pytorch_tanh)."
     )
     intermediate_size: Count = Field(description="Width between fc1 and fc2.")
-    bias: Literal[True] = Field(description="Bias on fc1 and fc2.")
+    bias: OnlyTrue = Field(description="Bias on fc1 and fc2.")
 
 
 class Merger(SpecModel):
@@ -108,7 +109,7 @@ class Merger(SpecModel):
         description="before_merge: over one patch, before the window is joined."
     )
     activation: Literal["gelu"] = Field(description="gelu: exact GELU (erf).")
-    bias: Literal[True] = Field(description="Bias on fc1 and fc2.")
+    bias: OnlyTrue = Field(description="Bias on fc1 and fc2.")
 
 
 class DeepstackMerger(SpecModel):
@@ -120,7 +121,7 @@ class DeepstackMerger(SpecModel):
         description="after_merge: over the joined window."
     )
     activation: Literal["gelu"] = Field(description="gelu: exact GELU (erf).")
-    bias: Literal[True] = Field(description="Bias on fc1 and fc2.")
+    bias: OnlyTrue = Field(description="Bias on fc1 and fc2.")
 
 
 class Deepstack(SpecModel):

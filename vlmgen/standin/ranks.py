@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -57,6 +58,8 @@ def _serve(
         import torch
 
         torch.set_num_threads(num_threads)
+        # vLLM calls collectives under names that this torch renames.
+        warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed.*")
         from vllm_neuron.parallel import neuron_parallel_state
 
         neuron_parallel_state.init_neuron_distributed_environment(**groups)

@@ -99,9 +99,7 @@ def plain_decode_mask(
     return torch.where(new_index >= 0, new_index <= seen_by, prior)
 
 
-def slot_order(
-    s_prior: int, bs: int, q_head: int, s_active: int, block_len: int
-) -> torch.Tensor:
+def slot_order(s_prior: int, bs: int, q_head: int, s_active: int, block_len: int) -> torch.Tensor:
     """Return int64 ``[s_prior]``: the logical position that row i of the kernel's mask holds.
 
     # 256 slots, even batch, block 16 -> runs of r = 2: rows 0 1 2 .. 128 129 -> 0 2 4 .. 1 3

@@ -129,7 +129,9 @@ def moe_block_tkg(
     local, routed = expert_gate_up_weights.shape[0], router_weights.shape[1]
     check_kernel_sizes("moe_block_tkg", (hidden % 256 == 0, f"H % 256 == 0, not {hidden}"))
     if local < routed and rank_id is None:
-        raise RuntimeError(f"moe_block_tkg: {local} of {routed} experts are local: rank_id is needed")
+        raise RuntimeError(
+            f"moe_block_tkg: {local} of {routed} experts are local: rank_id is needed"
+        )
 
     actual = hidden if hidden_actual is None else hidden_actual
     inside = torch.arange(hidden, device=inp.device) < actual

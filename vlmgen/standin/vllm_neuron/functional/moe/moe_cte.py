@@ -133,7 +133,10 @@ def moe_cte(
         raise RuntimeError(f"moe_cte: {implementation.name} has no CPU path at width {width}")
     check_kernel_sizes(
         "moe_cte",
-        (width % 16 == 0 and width >= NARROWEST_KERNEL_WIDTH, f"I % 16 == 0 and >= 128, not {width}"),
+        (
+            width % 16 == 0 and width >= NARROWEST_KERNEL_WIDTH,
+            f"I % 16 == 0 and >= 128, not {width}",
+        ),
         (block_size % 128 == 0, f"block_size % 128 == 0, not {block_size}"),
         (
             (gate_and_up_proj_bias is None) == (down_proj_bias is None),

@@ -1,0 +1,29 @@
+"""What every test of vlmgen relies on: CPU mode, no network, few threads."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("VLLM_NEURON_CPU_MODE", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+
+from vlmgen import standin  # noqa: E402
+
+standin.activate()
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The repository's top directory."""
+    return Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def qwen3_vl_spec(repository: Path) -> Path:
+    """The spec of Qwen3-VL."""
+    return repository / "specs" / "qwen3_vl.yaml"

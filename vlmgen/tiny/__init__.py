@@ -1,0 +1,1 @@
+"""Tiny random checkpoints of a family, complete with tokenizer and processor."""

@@ -1,0 +1,263 @@
+"""Build a tiny random checkpoint: config, safetensors in the published layout, tokenizer, processor.
+
+The weights are drawn here and not by the library's initialisation, in which images hardly move the
+logits and a forgotten bias goes unseen: matrices get unit gain, vectors are moved off their start
+value, and position tables are as large as what they are added to.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vlmgen.errors import OutputError, UsageError
+from vlmgen.tiny.family import family_of, load_family, merge
+
+if TYPE_CHECKING:
+    import torch
+
+MARKER = "tiny.json"
+"""File that says how a tiny checkpoint was made; only a directory that holds it is replaced."""
+
+_POSITION_TABLES = ("pos_embed", "position_embedding", "positional_embedding")
+_TIED_EMBEDDING_STD, _EMBEDDING_STD, _HEAD_STD, _TABLE_STD, _VECTOR_STD = 0.05, 0.5, 0.2, 0.3, 0.1
+
+
+def build_tiny(
+    spec_or_family: Any,
+    out: str | Path,
+    seed: int = 0,
+    tied: bool = False,
+    as_saved: bool = False,
+    *,
+    dtype: str = "float32",
+    text: Mapping[str, Any] | None = None,
+    vision: Mapping[str, Any] | None = None,
+    layout: str | None = None,
+    max_shard_size: int | None = None,
+) -> Path:
+    """Build a tiny checkpoint; the directory appears complete or not at all.
+
+    Args:
+        spec_or_family: A loaded spec, the path of a YAML spec, or the name of a tiny family.
+        out: Directory to make; an earlier tiny checkpoint in its place is replaced.
+        seed: Seed of the weights.
+        tied: Use the embedding as the head, as the family's small checkpoints do.
+        as_saved: Keep the tensor names that transformers writes, instead of the published ones.
+        dtype: `float32` or `bfloat16`, of weights and config.
+        text: Other sizes for the text config, such as `{"num_attention_heads": 8}`.
+        vision: Other sizes for the vision config.
+        layout: Name of a published naming; None is the first.
+        max_shard_size: Bytes per safetensors file; None writes a single file.
+
+    Returns:
+        `out` as a path.
+
+    Raises:
+        UsageError: An unknown family, layout or dtype.
+        OutputError: `out` holds something else.
+    """
+    name = family_of(spec_or_family, tied=tied)
+    family = load_family(name)
+    changes = {"text_config": dict(text or {}), "vision_config": dict(vision or {})}
+    family["config_kwargs"] = merge(family["config_kwargs"], changes)
+    if dtype not in ("float32", "bfloat16"):
+        raise UsageError(f"dtype is {dtype!r}; legal: float32, bfloat16")
+    layout = layout or family["published_layout"]
+    if layout not in family["layouts"]:
+        raise UsageError(f"{name} has no layout {layout!r}; legal: {', '.join(family['layouts'])}")
+    rules = [] if as_saved else family["layouts"][layout]
+    made_from = {
+        "family": name,
+        "seed": seed,
+        "dtype": dtype,
+        "layout": "as saved" if as_saved else layout,
+        "text": dict(text or {}),
+        "vision": dict(vision or {}),
+    }
+    out = Path(out)
+    with _staged(out) as stage:
+        _write_checkpoint(family, stage, seed, dtype, rules, max_shard_size)
+        (stage / MARKER).write_text(json.dumps(made_from, indent=2) + "\n", encoding="utf-8")
+    return out
+
+
+@contextmanager
+def _staged(out: Path):
+    """A directory next to `out` that takes its place when the block ends without an error."""
+    if out.is_symlink() or (out.exists() and not out.is_dir()):
+        raise OutputError(f"{out} is not a directory; nothing was written")
+    if out.is_dir() and any(out.iterdir()) and not (out / MARKER).is_file():
+        raise OutputError(
+            f"{out} holds files that are no tiny checkpoint (no {MARKER}); nothing was written",
+            hint="name another directory",
+        )
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        stage = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    except OSError as error:
+        raise OutputError(f"{out}: cannot be written: {error.strerror}") from None
+    try:
+        yield stage
+        stage.chmod(0o755)
+        if out.exists():
+            old = Path(tempfile.mkdtemp(prefix=f".{out.name}.old.", dir=out.parent))
+            out.rename(old / out.name)
+            stage.rename(out)
+            shutil.rmtree(old)
+        else:
+            stage.rename(out)
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+
+
+def _write_checkpoint(
+    family: Mapping[str, Any],
+    folder: Path,
+    seed: int,
+    dtype: str,
+    rules: list[Mapping[str, Any]],
+    max_shard_size: int | None,
+) -> None:
+    import torch
+
+    tokenizer = _make_tokenizer(family["tokenizer"])
+    _check_token_ids(family, tokenizer)
+    model = _make_model(family, seed).to(getattr(torch, dtype))
+    part = family["tokenizer"]
+    model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids(part["eos"])
+    model.generation_config.pad_token_id = tokenizer.convert_tokens_to_ids(part["pad"])
+    model.save_pretrained(folder)
+    if rules or max_shard_size is not None:
+        _rewrite_tensors(folder, rules, max_shard_size)
+    tokenizer.save_pretrained(folder)
+    _make_processor(family, tokenizer).save_pretrained(folder)
+
+
+def _class(name: str) -> Any:
+    from vlmgen.standin.torchvision_ops import declare_missing_ops
+
+    declare_missing_ops()  # the image processors import torchvision
+    import transformers
+
+    return getattr(transformers, name)
+
+
+def _make_tokenizer(part: Mapping[str, Any]) -> Any:
+    """A byte-level tokenizer: ids 0 to 255 are bytes, the special tokens follow."""
+    from tokenizers import Tokenizer, decoders, models
+    from tokenizers.pre_tokenizers import ByteLevel
+    from transformers import PreTrainedTokenizerFast
+
+    vocab = {character: i for i, character in enumerate(sorted(ByteLevel.alphabet()))}
+    core = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    core.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
+    core.decoder = decoders.ByteLevel()
+    core.add_special_tokens(list(part["specials"]))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        eos_token=part["eos"],
+        pad_token=part["pad"],
+        extra_special_tokens=dict(part.get("named", {})),
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _check_token_ids(family: Mapping[str, Any], tokenizer: Any) -> None:
+    for field, token in family["token_ids"].items():
+        stated, real = family["config_kwargs"][field], tokenizer.convert_tokens_to_ids(token)
+        if stated != real:
+            raise ValueError(f"{field} is {stated} in the config, but {token} has id {real}")
+
+
+def _chat_template(chat: Mapping[str, str]) -> str:
+    """Turns between markers; an image or a video becomes its slot."""
+
+    def text(literal: str) -> str:
+        return "{{ " + json.dumps(literal) + " }}"
+
+    opening = text(chat["turn_open"]) + "{{ %s }}" + text(chat["turn_sep"])
+    content = (
+        "{% for part in message['content'] %}"
+        "{% if part['type'] in ('image', 'image_url') %}" + text(chat["image_slot"]) + ""
+        "{% elif part['type'] == 'video' %}" + text(chat["video_slot"]) + ""
+        "{% else %}{{ part['text'] }}{% endif %}{% endfor %}"
+    )
+    return (
+        "{% for message in messages %}"
+        + opening % "message['role']"
+        + "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+        + content
+        + "{% endif %}"
+        + text(chat["turn_close"])
+        + "{% endfor %}{% if add_generation_prompt %}"
+        + opening % "'assistant'"
+        + "{% endif %}"
+    )
+
+
+def _make_processor(family: Mapping[str, Any], tokenizer: Any) -> Any:
+    part = family["processor"]
+    pieces = {
+        role: _class(part[role][0])(**part[role][1])
+        for role in ("image_processor", "video_processor")
+        if role in part
+    }
+    return _class(part["class"])(
+        tokenizer=tokenizer, chat_template=_chat_template(family["chat"]), **pieces
+    )
+
+
+def _make_model(family: Mapping[str, Any], seed: int) -> torch.nn.Module:
+    import torch
+
+    config = _class(family["config_class"])(**family["config_kwargs"])
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = _class(family["model_class"])(config).float().eval()
+    generator = torch.Generator().manual_seed(seed)
+    words = model.get_input_embeddings().weight
+    head = model.get_output_embeddings().weight
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter is words:
+                noise *= _TIED_EMBEDDING_STD if head is words else _EMBEDDING_STD
+            elif parameter is head:
+                noise *= _HEAD_STD
+            elif any(table in name for table in _POSITION_TABLES):
+                noise *= _TABLE_STD
+            elif parameter.dim() <= 1:
+                noise = parameter + noise * _VECTOR_STD
+            else:
+                noise *= parameter[0].numel() ** -0.5  # fan-in
+            parameter.copy_(noise)
+    return model
+
+
+def _rewrite_tensors(
+    folder: Path, rules: list[Mapping[str, Any]], max_shard_size: int | None
+) -> None:
+    """Rename the saved tensors by regular expressions, and split them into files."""
+    from huggingface_hub import save_torch_state_dict
+    from safetensors.torch import load_file
+
+    tensors: dict[str, torch.Tensor] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        tensors |= load_file(path)
+        path.unlink()
+    for rule in rules:
+        pattern, replacement = rule["rename"]
+        tensors = {re.sub(pattern, replacement, name): t for name, t in tensors.items()}
+    save_torch_state_dict(
+        tensors,
+        folder,
+        max_shard_size=max_shard_size or sum(t.nbytes for t in tensors.values()) + 1,
+        metadata={"format": "pt"},
+    )
