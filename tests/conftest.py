@@ -6,6 +6,13 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# The same examples in every run, and no verdict by the clock of a busy machine.
+settings.register_profile(
+    "vlmgen", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("vlmgen")
 
 os.environ.setdefault("VLLM_NEURON_CPU_MODE", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

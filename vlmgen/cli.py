@@ -29,6 +29,22 @@ R = TypeVar("R")
 
 EXIT_INTERRUPTED = 130
 
+# What the extra "cpu" installs and the core does not.
+EXTRA_MODULES = frozenset(
+    (
+        "torch",
+        "torchvision",
+        "transformers",
+        "vllm",
+        "safetensors",
+        "tokenizers",
+        "numpy",
+        "PIL",
+        "skimage",
+        "sklearn",
+    )
+)
+
 app = typer.Typer(
     name="vlmgen",
     help="Vision-language model packages for the vLLM Neuron plugin, generated from one YAML spec.",
@@ -165,9 +181,9 @@ def check(
 
         differences = drift(specs, generated)
         packages = sorted(p for p in generated.glob("*") if (p / "pyproject.toml").is_file())
-    from vlmgen.check.run import run_checks
+    with needs_extra("cpu"), progress("checking") as report:
+        from vlmgen.check.run import run_checks
 
-    with progress("checking") as report:
         findings = run_checks(list(packages or ()), plugin=plugin.value, progress=report)
     if as_json:
         keys = ("code", "path", "line", "rule", "message", "fix")
@@ -181,8 +197,7 @@ def check(
             if difference.diff:
                 print(difference.diff, end="")
         for finding in findings:
-            fix = f"; {finding.fix}" if finding.fix else ""
-            print(f"{finding.path}:{finding.line}: {finding.code} {finding.message}{fix}")
+            print(finding)
     count = len(findings) + len(differences)
     if count:
         raise CheckFailed(f"{count} finding{'s' if count > 1 else ''}")
@@ -212,10 +227,9 @@ def validate(
 
     if tiny == (checkpoint is not None):
         raise UsageError("give --checkpoint DIR or --tiny (and not both)")
-    with needs_extra("cpu", "torch"):
+    with needs_extra("cpu"), progress("validating") as report_progress:
         from vlmgen.validate.run import validate as run_validation
 
-    with progress("validating") as report_progress:
         report = run_validation(
             package,
             checkpoint=checkpoint,
@@ -245,10 +259,9 @@ def tiny(
     ] = False,
 ) -> None:
     """Build a tiny checkpoint with tokenizer and processor."""
-    with needs_extra("cpu", "torch"):
+    with needs_extra("cpu"), progress("building the checkpoint"):
         from vlmgen.tiny.build import build_tiny
 
-    with progress("building the checkpoint"):
         build_tiny(spec, out, seed=seed, tied=tied, as_saved=as_saved)
     print(f"wrote {out}")
 
@@ -332,7 +345,7 @@ def progress(title: str) -> Iterator[Callable[[str], None]]:
 
 
 @contextmanager
-def needs_extra(extra: str, *modules: str) -> Iterator[None]:
+def needs_extra(extra: str) -> Iterator[None]:
     """Turn the absence of an optional dependency into a message that names the extra."""
     from vlmgen.errors import MissingDependencyError
 
@@ -340,7 +353,7 @@ def needs_extra(extra: str, *modules: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         name = (error.name or "").partition(".")[0]
-        if name not in (*modules, "transformers", "vllm", "safetensors", "tokenizers", "numpy"):
+        if name not in EXTRA_MODULES:
             raise
         raise MissingDependencyError(
             f"{name} is not installed; this command needs the extra {extra!r}",

@@ -129,7 +129,7 @@ class SpecError(VlmgenError):
     def render(self) -> str:
         count = len(self.problems)
         noun = "problem" if count == 1 else "problems"
-        return f"{self.message}\n\n{count} {noun} in the spec; nothing was written"
+        return f"{self.message}\n\n{count} {noun} in the spec"
 
 
 class CheckpointError(VlmgenError):

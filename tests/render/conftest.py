@@ -7,30 +7,36 @@ from pathlib import Path
 
 import pytest
 
+from vlmgen.render import plan
+
 TEMPLATES = {
     "package/__init__.py.j2": '"""{{ spec.title | doc }} for the plugin."""\n',
     "package/config.py.j2": (
         "HIDDEN_SIZE = {{ text.hidden_size | num }}\nSECTIONS = {{ text.rope.sections | tuple }}\n"
         "{% include 'blocks/greeting.py.j2' %}"
     ),
-    "package/README.md.j2": "# {{ spec.title | md }}\n\n{{ results.state if results else 'none' }}\n",
+    "package/README.md.j2": "# {{ spec.title | md }}\n\n{{ results.state if results else 0 }}\n",
     "package/pyproject.toml.j2": '[project]\nname = {{ package | toml }}\nversion = "1"\n',
     "blocks/greeting.py.j2": "GREETING   =   'hello'\n",
     "utils/__init__.py.j2": "",
     "utils/mrope.py.j2": "def positions( ):\n  return {{ spec.checkpoint_names | py }}\n",
     "tests/test_config.py.j2": "def test_true():\n    assert {{ true | py }}\n",
 }
-PATHS = [
-    ".vlmgen/manifest.json",
-    "README.md",
-    "pyproject.toml",
-    "spec.yaml",
-    "tests/test_config.py",
-    "vllm_neuron_qwen3_vl/__init__.py",
-    "vllm_neuron_qwen3_vl/config.py",
-    "vllm_neuron_qwen3_vl/utils/__init__.py",
-    "vllm_neuron_qwen3_vl/utils/mrope.py",
-]
+COPIED = [row.to.format(family="qwen3_vl") for row in plan.OUT_OF_TREE.copied]
+PATHS = sorted(
+    [
+        *COPIED,
+        ".vlmgen/manifest.json",
+        "README.md",
+        "pyproject.toml",
+        "spec.yaml",
+        "tests/test_config.py",
+        "vllm_neuron_qwen3_vl/__init__.py",
+        "vllm_neuron_qwen3_vl/config.py",
+        "vllm_neuron_qwen3_vl/utils/__init__.py",
+        "vllm_neuron_qwen3_vl/utils/mrope.py",
+    ]
+)
 
 
 @pytest.fixture

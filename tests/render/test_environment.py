@@ -70,7 +70,7 @@ def test_unfiltered_text_is_refused(tmp_path: Path, value: str) -> None:
         render(tmp_path, "x = {{ value }}", value=value)
 
 
-@pytest.mark.parametrize("value", [None, True, ["a"], {"a": 1}])
+@pytest.mark.parametrize("value", [None, True, ["a"], [True], {"a": 1}])
 def test_unfiltered_structures_are_refused(tmp_path: Path, value: Any) -> None:
     with pytest.raises(UnsafeValueError, match="use the filter"):
         render(tmp_path, "{{ value }}", value=value)

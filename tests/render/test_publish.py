@@ -15,7 +15,8 @@ import pytest
 
 from vlmgen.errors import OutputError
 from vlmgen.render import publish
-from vlmgen.render.manifest import MANIFEST_PATH, Manifest, is_safe_path, sha256
+from vlmgen.render.manifest import MANIFEST_PATH, Manifest, sha256
+from vlmgen.render.paths import is_safe_path
 
 HASH = "0" * 64
 
@@ -30,6 +31,7 @@ def tree(label: str, names: tuple[str, ...] = ("a.py", "sub/b.py", "sub/deep/c.p
         spec=HASH,
         results=None,
         templates={},
+        sources={},
         files={name: sha256(content) for name, content in files.items()},
     )
     return {**files, MANIFEST_PATH: manifest.to_bytes()}
@@ -215,7 +217,8 @@ def test_names_that_meet_where_case_is_ignored_are_refused(
         b"",
         b"[]",
         b"{}",
-        b'{"format": 2}',
+        b'{"format": 1, "files": []}',
+        b'{"format": 1, "files": {"a.py": "x"}}',
         tree("one")[MANIFEST_PATH].replace(b'"a.py"', b'"../a.py"'),
         tree("one")[MANIFEST_PATH].replace(b'"spec": "0', b'"spec": "x'),
     ],

@@ -47,7 +47,7 @@ PLACES = [
     ("image: {token: ", '"<|image_pad|>"'),
     ("image: {pixels: ", "pixel_values"),
     ("- {name: ", "nested"),
-    ("name: nested, text: ", "model.language_model."),
+    (", text: ", "model.language_model."),
     ("    layer: ", '"layers.{layer}."'),
     ("    block: ", '"blocks.{block}."'),
     ("deepstack: {prefix: ", '"deepstack_merger_list.{level}."'),

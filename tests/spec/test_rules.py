@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from vlmgen.spec import rules
+from vlmgen.spec.source import parse_document
+
 # (rule, edits, path of the problem, part of the message, part of the legal values)
 CASES = [
     (
@@ -342,3 +345,36 @@ def test_other_rules_run_beside_a_refused_value(problems_of):
         for p in problems_of(("head_dim: 128", "head_dim: many"), ("id: 151656", "id: 151655"))
     ]
     assert paths == ["text.attention.head_dim", "tokens.video.id"]
+
+
+def test_every_rule_is_broken_by_a_case_and_by_nothing_else(spec_text):
+    """No rule is dead: each finds something in an edited spec and nothing in the spec itself."""
+
+    def broken(text: str) -> set[str]:
+        view = rules.View(parse_document(text, "x.yaml").data)
+        found = {rule.__name__ for rule in rules.SPEC_RULES if list(rule(view))}
+        for rule in rules.CHECKPOINT_RULES:
+            for index in range(view.length(("checkpoints",))):
+                if list(rule(view, index)):
+                    found.add(rule.__name__)
+        return found
+
+    assert broken(spec_text) == set()
+    head_dim = ("tie_word_embeddings: true}", "tie_word_embeddings: true, head_dim: 64}")
+    # A seventh KV head in the text section breaks its own rule, not only that of the defaults.
+    sections = [
+        head_dim,
+        ("    num_kv_heads: 8\n", "    num_kv_heads: 7\n"),
+        ("    num_heads: 16\n    qkv_layout: fused", "    num_heads: 7\n    qkv_layout: fused"),
+        ("  out_hidden_size: 4096\n", "  out_hidden_size: 4095\n"),
+        ("    indices: [8, 16, 24]", "    indices: [8, 16, 99]"),
+    ]
+    found: set[str] = set()
+    for edits in [*(case[1] for case in CASES), *([edit] for edit in sections)]:
+        text = spec_text
+        for old, new in edits:
+            assert old in text
+            text = text.replace(old, new, 1)
+        found |= broken(text)
+    every = {rule.__name__ for rule in (*rules.SPEC_RULES, *rules.CHECKPOINT_RULES)}
+    assert found == every

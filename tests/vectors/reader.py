@@ -28,7 +28,7 @@ FOLDER = Path(__file__).resolve().parent
 WEIGHTS_PREFIX = "weights."
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
@@ -189,12 +189,12 @@ def compare(
     elif isinstance(expected, float) and tolerance is not None:
         assert actual == pytest.approx(expected, rel=tolerance[0], abs=tolerance[1]), name
     else:
-        assert type(actual) is type(expected) and actual == expected, (
-            f"{name}: {actual!r} != {expected!r}"
-        )
+        assert (
+            type(actual) is type(expected) and actual == expected
+        ), f"{name}: {actual!r} != {expected!r}"
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def read_index(collection: str = "vlm") -> tuple[Vector, ...]:
     """Return every vector of a collection (a folder beside this file)."""
     folder = FOLDER / collection

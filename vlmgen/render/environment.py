@@ -15,7 +15,14 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from vlmgen.errors import OutputError
 from vlmgen.render import templates
-from vlmgen.render.escaping import FILTERS, INERT, Rendered, UnsafeValueError, escape_invisible
+from vlmgen.render.escaping import (
+    FILTERS,
+    INERT,
+    Rendered,
+    UnsafeValueError,
+    escape_invisible,
+    python_literal,
+)
 
 
 class TemplateError(OutputError):
@@ -25,7 +32,7 @@ class TemplateError(OutputError):
 def checked(value: Any) -> Any:
     """Let a value into the output if it cannot mean anything else there than what it is.
 
-    Numbers, filtered text and text of harmless characters pass.
+    Numbers, lists of numbers, filtered text and text of harmless characters pass.
 
     Raises:
         UnsafeValueError: Text with other characters that went through no filter.
@@ -34,6 +41,8 @@ def checked(value: Any) -> Any:
         return value
     if isinstance(value, str) and INERT.match(value):
         return value
+    if isinstance(value, (list, tuple)) and all(type(item) in (int, float) for item in value):
+        return python_literal(value)
     if isinstance(value, str):
         shown = escape_invisible(value if len(value) <= 60 else value[:57] + "...")
         raise UnsafeValueError(

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import vlmgen
 from vlmgen.errors import OutputError
@@ -21,11 +21,8 @@ from vlmgen.render.manifest import (
     generator_sha256,
     read_manifest,
     sha256,
-    spec_sha256,
+    text_sha256,
 )
-
-if TYPE_CHECKING:
-    from vlmgen.spec import Spec
 
 _FAMILY_LINE = re.compile(rb"^family:[ \t]*([a-z][a-z0-9_]{0,40})[ \t]*(?:#.*)?$", re.MULTILINE)
 
@@ -53,91 +50,6 @@ class GenerationResult:
         return all(status == "unchanged" for _, status in self.files)
 
 
-@dataclass(frozen=True)
-class RenderedPackage:
-    """A package in memory.
-
-    Args:
-        plan: Which file comes from which template.
-        texts: Text by path, without the manifest.
-        templates: Hash of every template and copied module used, by name.
-    """
-
-    plan: planning.PackagePlan
-    texts: Mapping[str, str]
-    templates: Mapping[str, str]
-
-
-def render_package(
-    spec: Spec,
-    layout: planning.Layout = "out-of-tree",
-    results: Mapping[str, Any] | None = None,
-    search: Sequence[Path] | None = None,
-) -> RenderedPackage:
-    """Render a package in memory: a pure function of spec, results, templates and vlmgen.
-
-    Args:
-        spec: The spec.
-        layout: `out-of-tree` or `in-tree`.
-        results: Stored validation results for the README, or None.
-        search: Template directories; by default those that ship with vlmgen.
-
-    Raises:
-        TemplateError: A template is faulty.
-        UnsafeValueError: A spec value cannot stand where a template puts it.
-        OutputError: Two files of the plan have one name.
-    """
-    from vlmgen.render.environment import environment
-    from vlmgen.render.format import format_modules, format_text
-
-    package_plan = planning.plan_package(spec.family, layout, search)
-    publish.check_paths([*(file.path for file in package_plan.files), MANIFEST_PATH])
-    jinja = environment(search)
-    context = planning.template_context(spec, package_plan, results)
-    texts: dict[str, str] = {}
-    modules: dict[str, str] = {}
-    used: dict[str, str] = {}
-    for file in package_plan.files:
-        if file.mode == "copy":
-            content = planning.source_bytes(file.template)
-            used[file.template] = sha256(content)
-            texts[file.path] = content.decode("utf-8")
-            continue
-        if file.mode == "spec":
-            texts[file.path] = planning.spec_text(spec)
-            continue
-        text = jinja.render_file(file.template, context)
-        if file.path.endswith(".py"):
-            modules[file.path] = text
-        else:
-            texts[file.path] = format_text(text)
-    texts |= format_modules(modules)
-    return RenderedPackage(package_plan, texts, {**jinja.used, **used})
-
-
-def package_bytes(
-    package: RenderedPackage, spec_text: bytes, results_text: bytes | None
-) -> dict[str, bytes]:
-    """Every file of a package with its manifest, as published.
-
-    Args:
-        package: The rendered package.
-        spec_text: The spec file.
-        results_text: The stored results file, or None.
-    """
-    files = {path: text.encode("utf-8") for path, text in package.texts.items()}
-    manifest = Manifest(
-        vlmgen=vlmgen.__version__,
-        generator=generator_sha256(),
-        layout=package.plan.layout,
-        spec=spec_sha256(spec_text),
-        results=None if results_text is None else spec_sha256(results_text),
-        templates=package.templates,
-        files={path: sha256(content) for path, content in files.items()},
-    )
-    return {**files, MANIFEST_PATH: manifest.to_bytes()}
-
-
 def render_spec_file(
     spec_path: Path, layout: planning.Layout = "out-of-tree", search: Sequence[Path] | None = None
 ) -> tuple[str, dict[str, bytes]]:
@@ -147,6 +59,7 @@ def render_spec_file(
         SpecError: The spec is faulty.
         OutputError: The stored results are unreadable, or as `render_package`.
     """
+    from vlmgen.render.package import package_bytes, render_package
     from vlmgen.spec.load import load_spec
 
     spec = load_spec(spec_path)
@@ -298,23 +211,22 @@ def _up_to_date(
         if (
             manifest is None
             or (manifest.vlmgen, manifest.layout) != (vlmgen.__version__, layout)
-            or manifest.spec != spec_sha256(spec_path.read_bytes())
+            or manifest.spec != text_sha256(spec_path.read_bytes())
             or manifest.generator != generator_sha256()
         ):
             return None
         results = _read_results(spec_path, family)
-        if manifest.results != (None if results is None else spec_sha256(results)):
+        if manifest.results != (None if results is None else text_sha256(results)):
             return None
         directories = search or templates.directories()
         package_plan = planning.plan_package(family, layout, directories)
-        copied = {file.template for file in package_plan.files if file.mode == "copy"}
         if {file.path for file in package_plan.files} != set(manifest.files):
             return None
         for name, recorded in manifest.templates.items():
-            content = (
-                planning.source_bytes(name) if name in copied else templates.read(directories, name)
-            )
-            if sha256(content) != recorded:
+            if sha256(templates.read(directories, name)) != recorded:
+                return None
+        for name, recorded in manifest.sources.items():
+            if text_sha256(planning.source_bytes(name)) != recorded:
                 return None
         with publish.locked(target.parent):
             before = publish.inspect(target)

@@ -15,14 +15,35 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from vlmgen.errors import OutputError
+from vlmgen.render.paths import is_safe_path
 
 MANIFEST_PATH = ".vlmgen/manifest.json"
 FORMAT = 1
+NO_HASH = "0" * 64
 _HASH = re.compile(r"[0-9a-f]{64}\Z")
-_COMPONENT = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]*\Z")
 
-# Code whose change may change generated text.
-GENERATOR = ("render", "spec", "weights", "check/parallel.py")
+# The modules of vlmgen that decide the text of a package. Those that load and check a spec, and
+# those that write files, are not among them: changing a message there leaves the packages alone.
+GENERATOR = (
+    "check/parallel.py",
+    "render/blocks.py",
+    "render/environment.py",
+    "render/escaping.py",
+    "render/format.py",
+    "render/package.py",
+    "render/plan.py",
+    "render/words.py",
+    "spec/checkpoints.py",
+    "spec/derive.py",
+    "spec/model.py",
+    "spec/neuron.py",
+    "spec/text.py",
+    "spec/tokens.py",
+    "spec/vision.py",
+    "spec/weights.py",
+    "tiny/family.py",
+    "weights/table.py",
+)
 
 
 def sha256(content: bytes) -> str:
@@ -30,31 +51,22 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def spec_sha256(text: bytes) -> str:
-    """Hash of a spec file, the same for either line end."""
+def text_sha256(text: bytes) -> str:
+    """Hash of a text file, the same for either line end."""
     return sha256(text.replace(b"\r\n", b"\n"))
 
 
 def generator_sha256(package: Path | None = None) -> str:
-    """Hash of the code that decides what is generated.
+    """Hash of the modules in `GENERATOR`.
 
     Args:
         package: Directory of the `vlmgen` package; by default the running one.
     """
     root = package or Path(__file__).resolve().parent.parent
     digest = hashlib.sha256()
-    for part in GENERATOR:
-        top = root / part
-        for path in [top] if top.is_file() else sorted(top.rglob("*.py")):
-            name = path.relative_to(root).as_posix()
-            digest.update(f"{name}\0{sha256(path.read_bytes())}\n".encode())
+    for name in GENERATOR:
+        digest.update(f"{name}\0{text_sha256((root / name).read_bytes())}\n".encode())
     return digest.hexdigest()
-
-
-def is_safe_path(path: str) -> bool:
-    """Whether a path is relative, in normal form, of plain characters, and stays where it is."""
-    parts = path.split("/")
-    return all(_COMPONENT.match(part) and part not in (".", "..") for part in parts)
 
 
 @dataclass(frozen=True)
@@ -67,7 +79,8 @@ class Manifest:
         layout: `out-of-tree` or `in-tree`.
         spec: Hash of the spec file.
         results: Hash of the stored validation results, or None where there are none.
-        templates: Hash of every template and verbatim source used, by name.
+        templates: Hash of every template used, by name.
+        sources: Hash of every file of vlmgen that the package copies or quotes, by path.
         files: Hash of every file of the package but the manifest, by path.
     """
 
@@ -77,6 +90,7 @@ class Manifest:
     spec: str
     results: str | None
     templates: Mapping[str, str]
+    sources: Mapping[str, str]
     files: Mapping[str, str]
 
     def to_bytes(self) -> bytes:
@@ -93,13 +107,16 @@ class Manifest:
             where: Its path, for messages.
 
         Raises:
-            OutputError: It is not a manifest of this format.
+            OutputError: It is not a manifest.
         """
         try:
             body = json.loads(content)
-            if body.pop("format") != FORMAT:
-                raise ValueError("unknown format")
-            manifest = cls(**body)
+            files = body["files"]
+            if body["format"] != FORMAT or set(body) != {"format", *cls.__dataclass_fields__}:
+                # Of another version: good for telling which files were generated, never current.
+                manifest = cls("", NO_HASH, "", NO_HASH, None, {}, {}, files)
+            else:
+                manifest = cls(**{name: body[name] for name in cls.__dataclass_fields__})
             manifest._check()
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise OutputError(
@@ -114,11 +131,15 @@ class Manifest:
             if not isinstance(text, str):
                 raise ValueError(f"{text!r} is not text")
         hashes: list[Any] = [self.generator, self.spec, *self.templates.values()]
-        hashes += [*self.files.values(), *([] if self.results is None else [self.results])]
+        hashes += [
+            *self.sources.values(),
+            *self.files.values(),
+            *([] if self.results is None else [self.results]),
+        ]
         for value in hashes:
             if not (isinstance(value, str) and _HASH.match(value)):
                 raise ValueError(f"{value!r} is not a SHA-256")
-        for path in self.files:
+        for path in (*self.files, *self.sources, *self.templates):
             if not is_safe_path(path) or path == MANIFEST_PATH:
                 raise ValueError(f"{path!r} is not a path within the package")
 

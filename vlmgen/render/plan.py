@@ -6,6 +6,7 @@ so a new template file needs no change here.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,6 +79,7 @@ OUT_OF_TREE = LayoutRows(
         Row("utils", ".py.j2", "vllm_neuron_{family}/utils/"),
         Row("tests", ".py.j2", "tests/"),
     ),
+    copied=(Copied("validate/driver.py", "tests/driver.py"),),
 )
 
 IN_TREE = LayoutRows(
@@ -87,6 +89,7 @@ IN_TREE = LayoutRows(
         Row("utils", ".py.j2", "vllm_neuron/model/{family}/utils/"),
         Row("tests", ".py.j2", "tests/model/{family}/"),
     ),
+    copied=(Copied("validate/driver.py", "tests/model/{family}/driver.py"),),
 )
 
 
@@ -169,8 +172,18 @@ def _path(row: Row, name: str, family: str, module: str) -> str:
 
 
 def source_bytes(name: str) -> bytes:
-    """A module of vlmgen that a package takes as it is, by its path below `vlmgen/`."""
+    """A file of vlmgen that a package copies or quotes, by its path below `vlmgen/`."""
     return (Path(__file__).resolve().parent.parent / name).read_bytes()
+
+
+def quoted_sources(spec: Spec) -> list[str]:
+    """Data files of vlmgen that templates quote: the tiny checkpoint and those it builds on."""
+    names: list[str] = []
+    name: str | None = spec.tiny
+    while name:
+        names.append(f"tiny/families/{name}.json")
+        name = json.loads(source_bytes(names[-1])).get("extends")
+    return names
 
 
 def spec_text(spec: Spec) -> str:

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vlmgen.errors import OutputError
-from vlmgen.render.manifest import MANIFEST_PATH, is_safe_path, read_manifest, sha256
+from vlmgen.render.manifest import MANIFEST_PATH, read_manifest, sha256
+from vlmgen.render.paths import check_paths
 
 # What running tests or tools leaves in a package; none of it is vlmgen's, and it is kept.
 CACHE_DIRECTORIES = frozenset(
@@ -155,32 +156,6 @@ def _listed(paths: tuple[str, ...]) -> str:
     if len(paths) > _LISTED:
         lines.append(f"  ... and {len(paths) - _LISTED} more")
     return "\n".join(lines)
-
-
-def check_paths(paths: Iterable[str]) -> None:
-    """Refuse paths that leave the target, or that meet on a file system that ignores case.
-
-    Raises:
-        OutputError: Names the paths.
-    """
-    seen: dict[str, str] = {}
-    files = sorted(paths)
-    for path in files:
-        if not is_safe_path(path):
-            raise OutputError(
-                f"{path!r}: not a path within the package; legal are names of letters, digits, "
-                "'_', '.' and '-' joined by '/', none of them '.' or '..'"
-            )
-        parts = path.split("/")
-        for depth in range(1, len(parts) + 1):
-            name = "/".join(parts[:depth])
-            kind = name + ("" if depth == len(parts) else "/")
-            first = seen.setdefault(name.lower(), kind)
-            if first != kind or (depth == len(parts) and files.count(path) > 1):
-                raise OutputError(
-                    f"{first!r} and {kind!r} are one name where case is ignored; "
-                    "every file of a package needs a name of its own"
-                )
 
 
 @contextlib.contextmanager

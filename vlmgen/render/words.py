@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from vlmgen.render.escaping import Rendered, docstring, identifier
+from vlmgen.tiny.family import load_family
 
 if TYPE_CHECKING:
     from vlmgen.spec import Spec
@@ -25,9 +26,16 @@ def words(spec: Spec) -> dict[str, Any]:
 
     quantization = tuple(None if mode == "none" else mode for mode in spec.neuron.quantization)
     vision = spec.vision
+    tiny = load_family(spec.tiny)
+    image_processor, image_processor_arguments = tiny["processor"]["image_processor"]
     return {
         "checkpoint_names": spec.checkpoint_names,
-        "checkpoints": [_checkpoint(spec, entry.name, derive(spec, entry.name)) for entry in spec.checkpoints],
+        "tiny_config": tiny["config_kwargs"],
+        "image_processor": identifier(image_processor),
+        "image_processor_arguments": image_processor_arguments,
+        "checkpoints": [
+            _checkpoint(spec, entry.name, derive(spec, entry.name)) for entry in spec.checkpoints
+        ],
         "text_hidden_act": HIDDEN_ACT[spec.text.mlp.activation],
         "vision_hidden_act": HIDDEN_ACT[vision.mlp.activation],
         "vision_mlp_activation": identifier(vision.mlp.activation),

@@ -6,6 +6,7 @@ size, m merge area, tp tensor-parallel size.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from vlmgen.check.parallel import legal_text_tp, legal_vision_tp, padded_vocab, text_split
@@ -122,7 +123,7 @@ def derive(spec: Spec, checkpoint: str | None = None) -> Derived:
 
 def position_grid(vision: VisionSpec) -> int:
     """Side of the learned square position table."""
-    return round(vision.position.num_embeddings**0.5)
+    return math.isqrt(vision.position.num_embeddings)
 
 
 def kv_shard(text: TextSpec, tp: int) -> KvShard:

@@ -16,4 +16,5 @@ def spec_data(spec: Spec) -> dict[str, Any]:
 
 def spec_yaml(spec: Spec) -> str:
     """The resolved spec as YAML that `load_spec` reads back to an equal spec."""
-    return yaml.safe_dump(spec_data(spec), sort_keys=False, allow_unicode=True, width=100)
+    text: str = yaml.safe_dump(spec_data(spec), sort_keys=False, allow_unicode=True, width=100)
+    return text

@@ -59,7 +59,7 @@ class Spec(SpecModel):
     vision: VisionSpec = Field(description="The vision tower.")
     tokens: TokensSpec = Field(description="Placeholder tokens and prompt scheme.")
     inputs: InputsSpec = Field(description="Keywords of the processor.")
-    weights: WeightsSpec = Field(description="Names of the checkpoint's tensors.")
+    weights: WeightsSpec = Field(description="Names and published layouts of the tensors.")
     neuron: NeuronSpec = Field(description="Defaults of additional_config.")
     checkpoints: Annotated[Sequence[Checkpoint], Field(min_length=1, max_length=64)] = Field(
         description="Published checkpoints."

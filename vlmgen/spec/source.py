@@ -196,8 +196,8 @@ def parse_document(text: str, file: str) -> Document:
 
 
 def _read_text(path: Path, shown: str) -> str:
-    def fail(message: str, **notes: str) -> SpecError:
-        return SpecError([Problem(shown, 0, 0, message, **notes)])
+    def fail(message: str, rule: str = "", hint: str = "") -> SpecError:
+        return SpecError([Problem(shown, 0, 0, message, rule=rule, hint=hint)])
 
     try:
         if path.is_dir():
@@ -298,12 +298,13 @@ def _mapping(document: Document, node: yaml.Node, path: Key) -> dict[str, Any]:
     for key_node, value_node in node.value:
         span = _span(document, key_node)
         if not isinstance(key_node, yaml.ScalarNode) or not _is_text(key_node):
-            shown = key_node.value if isinstance(key_node, yaml.ScalarNode) else "a collection"
             kind = key_node.tag.removeprefix(_TAG)
+            is_scalar = isinstance(key_node, yaml.ScalarNode)
+            shown = f"{key_node.value} is read as {kind}, not" if is_scalar else f"is a {kind}, not"
             document.problems.append(
                 document.problem(
                     span,
-                    f"key {shown} is read as {kind}, not as text",
+                    f"key {shown} as text" if is_scalar else f"key {shown} text",
                     rule="every key is text",
                     hint=(
                         "YAML reads yes, no, on and off as booleans; quote the key"

@@ -1,4 +1,4 @@
-"""Build a tiny random checkpoint: config, safetensors in the published layout, tokenizer, processor.
+"""Build a tiny random checkpoint: config, safetensors as published, tokenizer, processor.
 
 The weights are drawn here and not by the library's initialisation, in which images hardly move the
 logits and a forgotten bias goes unseen: matrices get unit gain, vectors are moved off their start
@@ -11,7 +11,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,14 +82,30 @@ def build_tiny(
         "vision": dict(vision or {}),
     }
     out = Path(out)
-    with _staged(out) as stage:
+    with _staged(out) as stage, quiet_transformers():
         _write_checkpoint(family, stage, seed, dtype, rules, max_shard_size)
         (stage / MARKER).write_text(json.dumps(made_from, indent=2) + "\n", encoding="utf-8")
     return out
 
 
 @contextmanager
-def _staged(out: Path):
+def quiet_transformers() -> Iterator[None]:
+    """No progress bars and no load report of transformers inside a `with` block."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def _staged(out: Path) -> Iterator[Path]:
     """A directory next to `out` that takes its place when the block ends without an error."""
     if out.is_symlink() or (out.exists() and not out.is_dir()):
         raise OutputError(f"{out} is not a directory; nothing was written")

@@ -4,7 +4,7 @@ A description names the Hugging Face classes and gives their arguments:
 
     config_class, model_class   classes that transformers exports
     config_kwargs               arguments of the config class
-    tokenizer                   special tokens (the first has id 256), end and padding token, named tokens
+    tokenizer                   special tokens (the first has id 256), end, padding, named tokens
     token_ids                   config field -> special token; checked when the checkpoint is built
     processor                   classes and arguments of the processor and its parts
     chat                        turn markers, and the text that stands for one image or one video
@@ -37,7 +37,9 @@ def load_family(name: str) -> dict[str, Any]:
         UsageError: No such family.
     """
     if name not in family_names():
-        raise UsageError(f"there is no tiny checkpoint {name!r}; legal: {', '.join(family_names())}")
+        raise UsageError(
+            f"there is no tiny checkpoint {name!r}; legal: {', '.join(family_names())}"
+        )
     file = resources.files("vlmgen.tiny") / "families" / f"{name}.json"
     description = json.loads(file.read_text(encoding="utf-8"))
     base = description.pop("extends", None)

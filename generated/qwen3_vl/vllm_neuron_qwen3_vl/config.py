@@ -7,7 +7,7 @@ variant that this code does not implement, is refused before any weight is read.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -205,6 +205,7 @@ class Qwen3VLConfig:
         config.text_config.neuron_config = text_neuron_config or neuron_config
         config.vision_config.neuron_config = vision_neuron_config
         _check_together(config, problems)
+        _check_stored_quantization((raw, text, vision), problems)
         _check_neuron(config, problems)
         if problems:
             raise _refusal(problems)
@@ -292,15 +293,20 @@ def _dtype(*sections: Mapping[str, Any]) -> torch.dtype:
 
 
 def _parse_rope(
-    text: Mapping[str, Any], where: str, head_dim: int, problems: list[str]
+    raw: Mapping[str, Any], text: Mapping[str, Any], where: str, head_dim: int, problems: list[str]
 ) -> tuple[float, tuple[int, int, int]]:
     """Read the rotary settings from either published form; every key is used or refused.
 
     Older files hold `rope_theta` beside `rope_scaling`, newer ones hold both inside
-    `rope_parameters`.
+    `rope_parameters`; some keep them at the top level, outside of the text tower's section.
     """
-    rope = dict(text.get("rope_scaling") or {}) | dict(text.get("rope_parameters") or {})
-    theta = rope.pop("rope_theta", text.get("rope_theta"))
+    rope, outside = _rope_settings(text), _rope_settings(raw)
+    if rope and outside and rope != outside:
+        problems.append(
+            f"rope settings at top level {outside} contradict those of {where} {rope}; state them once"
+        )
+    rope = dict(rope or outside)
+    theta = rope.pop("rope_theta", None)
     sections = tuple(rope.pop("mrope_section", (24, 20, 20)))
     interleaved = rope.pop("mrope_interleaved", True)
     kinds = {rope.pop("rope_type", "default"), rope.pop("type", "default")} - {"default", "mrope"}
@@ -337,6 +343,18 @@ def _parse_rope(
     return float(theta), sections
 
 
+def _rope_settings(section: Mapping[str, Any]) -> dict[str, Any]:
+    """All rotary settings of one section in the newer form; a plain rope type is left out."""
+    rope = dict(section.get("rope_scaling") or {}) | dict(section.get("rope_parameters") or {})
+    if section.get("rope_theta") is not None:
+        rope.setdefault("rope_theta", section["rope_theta"])
+    return {
+        k: v
+        for k, v in rope.items()
+        if k not in ("rope_type", "type") or v not in ("default", "mrope")
+    }
+
+
 def _parse_text(
     raw: Mapping[str, Any], text: Mapping[str, Any], problems: list[str]
 ) -> Qwen3VLTextConfig:
@@ -346,7 +364,7 @@ def _parse_text(
     heads = _size(text, where, "num_attention_heads", problems)
     hidden_size = _size(text, where, "hidden_size", problems)
     head_dim = text.get("head_dim") or hidden_size // heads
-    theta, sections = _parse_rope(text, where, head_dim, problems)
+    theta, sections = _parse_rope(raw, text, where, head_dim, problems)
     return Qwen3VLTextConfig(
         hidden_size=hidden_size,
         intermediate_size=_size(text, where, "intermediate_size", problems),
@@ -430,6 +448,18 @@ def _check_together(config: Qwen3VLConfig, problems: list[str]) -> None:
             f"num_position_embeddings {vision.num_position_embeddings} is not a square; "
             "positions form a square table"
         )
+
+
+def _check_stored_quantization(sections: Iterable[Mapping[str, Any]], problems: list[str]) -> None:
+    """A checkpoint whose tensors are stored quantised: neither tower has the scales to read it."""
+    for section in sections:
+        stored = section.get("quantization_config")
+        if stored:
+            method = stored.get("quant_method") if isinstance(stored, Mapping) else stored
+            problems.append(
+                f"quantization_config names the method {method!r}; this package loads unquantised checkpoints only "
+                "(float32, bfloat16 or float16 tensors, no quantization_config)"
+            )
 
 
 def _check_neuron(config: Qwen3VLConfig, problems: list[str]) -> None:

@@ -4,6 +4,7 @@ The class validates, answers what the platform asks before any worker exists, an
 implementation (`model.py`), which is imported only then.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,9 @@ from vllm.distributed.parallel_state import get_tp_group
 from vllm_neuron.model.neuron_config import NeuronConfig, VisionNeuronConfig
 
 from .config import ARCHITECTURE, Qwen3VLConfig, Qwen3VLConfigError
+
+# Widest aspect ratio that the image processor takes; it refuses more.
+MAX_ASPECT_RATIO = 200
 
 
 class _UpstreamProcessor:
@@ -90,14 +94,17 @@ class Qwen3VLForConditionalGeneration(nn.Module):
     def get_max_pixels_token_count(
         cls, hf_config: PretrainedConfig | Mapping[str, Any], max_pixels: int
     ) -> int:
-        """Most raw patches of one image of at most `max_pixels` pixels.
+        """Most raw patches of one image, for a processor limited to `max_pixels` pixels.
 
-        The processor rounds both sides to whole merge windows within the limit, so no image has
-        more patches.
+        The processor rounds both sides down to whole merge windows within the limit, but keeps a
+        side of at least one window: a strip of one window's width may pass the limit, up to the
+        widest aspect ratio that the processor takes.
+        Source: `smart_resize` in transformers.models.qwen2_vl.image_processing_qwen2_vl.
         """
         vision = Qwen3VLConfig.from_configs(hf_config).vision_config
-        window = (vision.patch_size * vision.spatial_merge_size) ** 2
-        return max(1, max_pixels // window) * vision.merge_area
+        window = vision.patch_size * vision.spatial_merge_size
+        strip = math.isqrt(MAX_ASPECT_RATIO * max_pixels) // window
+        return max(1, max_pixels // window**2, strip) * vision.merge_area
 
     @classmethod
     def get_epd_kwargs(cls, item: Mapping[str, Any]) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class Qwen3VLTextRMSNorm(nn.Module):
     def __init__(self, width: int, eps: float, dtype: torch.dtype) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width, dtype=dtype), requires_grad=False)
-        set_weight_loader(self.weight, whole_loader((width,)))
+        set_weight_loader(param=self.weight, loader=whole_loader((width,)))
         self.eps = eps
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -78,8 +78,7 @@ class Qwen3VLTextRotaryEmbedding(nn.Module):
     Frequency i takes its angle from height if i % 3 == 1 and from width if i % 3 == 2, as long as
     i is below three times that axis' section; all other frequencies take it from time:
     `24, 20, 20 -> t h w t h w ... t t t t`.
-    Source: `recomposition_frequencies` in transformers'
-    transformers.models.qwen3_vl.modeling_qwen3_vl.
+    Source: `recomposition_frequencies` in transformers.models.qwen3_vl.modeling_qwen3_vl.
     """
 
     def __init__(self, config: Qwen3VLTextConfig) -> None:
@@ -144,13 +143,15 @@ class Qwen3VLTextAttention(nn.Module):
         self.qkv_proj_weight = nn.Parameter(
             torch.empty(hidden_size, self.fused_width, dtype=config.dtype), requires_grad=False
         )
-        set_weight_loader(self.qkv_proj_weight, fused_qkv_loader(config, tp_size))
+        set_weight_loader(param=self.qkv_proj_weight, loader=fused_qkv_loader(config, tp_size))
         self.o_proj_weight = nn.Parameter(
             torch.empty(q_width, hidden_size, dtype=config.dtype), requires_grad=False
         )
         set_weight_loader(
-            self.o_proj_weight,
-            row_parallel_loader((hidden_size, config.num_attention_heads * self.head_dim), tp_size),
+            param=self.o_proj_weight,
+            loader=row_parallel_loader(
+                (hidden_size, config.num_attention_heads * self.head_dim), tp_size
+            ),
         )
         self.q_layernorm = Qwen3VLTextRMSNorm(self.head_dim, self.eps, config.dtype)
         self.k_layernorm = Qwen3VLTextRMSNorm(self.head_dim, self.eps, config.dtype)
@@ -189,9 +190,7 @@ class Qwen3VLTextAttention(nn.Module):
             qkv = NF.qkv_proj(hidden=hidden[None], qkv_weights=self.qkv_proj_weight)[0]
         else:
             qkv = hidden @ self.qkv_proj_weight
-        heads = qkv.view(tokens, n + 2 * k, d).transpose(
-            0, 1
-        )  # [N + 2K, T, D]: queries, keys, values
+        heads = qkv.view(tokens, n + 2 * k, d).transpose(0, 1)  # queries, keys, values
         query = rotate(self.q_layernorm(heads[:n]), cos, sin)
         key = rotate(self.k_layernorm(heads[n : n + k]), cos, sin)
         value = heads[n + k :].contiguous()
@@ -293,10 +292,14 @@ class Qwen3VLTextMLP(nn.Module):
             torch.empty(width, hidden_size, dtype=config.dtype), requires_grad=False
         )
         set_weight_loader(
-            self.gate_proj_weight, column_parallel_loader((wide, hidden_size), tp_size)
+            param=self.gate_proj_weight, loader=column_parallel_loader((wide, hidden_size), tp_size)
         )
-        set_weight_loader(self.up_proj_weight, column_parallel_loader((wide, hidden_size), tp_size))
-        set_weight_loader(self.down_proj_weight, row_parallel_loader((hidden_size, wide), tp_size))
+        set_weight_loader(
+            param=self.up_proj_weight, loader=column_parallel_loader((wide, hidden_size), tp_size)
+        )
+        set_weight_loader(
+            param=self.down_proj_weight, loader=row_parallel_loader((hidden_size, wide), tp_size)
+        )
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """`[T, H]` -> partial sums `[T, H]`; the caller adds them over ranks."""
@@ -370,7 +373,7 @@ class Qwen3VLTextModel(nn.Module):
             dtype=config.dtype,
             tp_group=self.tp_group.device_group,
         )
-        set_weight_loader(self.embed_tokens.weight, vocabulary_loader(config, tp_size))
+        set_weight_loader(param=self.embed_tokens.weight, loader=vocabulary_loader(config, tp_size))
         self.layers = nn.ModuleList(
             Qwen3VLTextDecoderLayer(config) for _ in range(config.num_hidden_layers)
         )
@@ -449,7 +452,7 @@ class Qwen3VLNeuronModel(nn.Module):
             dtype=text.dtype,
             tp_group=self.tp_group.device_group,
         )
-        set_weight_loader(self.lm_head.weight, vocabulary_loader(text, self.tp_size))
+        set_weight_loader(param=self.lm_head.weight, loader=vocabulary_loader(text, self.tp_size))
         self.sampler = (
             None
             if sampling is None
@@ -540,7 +543,9 @@ class Qwen3VLNeuronModel(nn.Module):
                 else logits.masked_fill(~logit_mask[:, :vocab_size], float("-inf"))
             )
         logits = self._mask_padded_vocabulary(logits, rank)
-        token_ids = self.sampler(logits, sampling_params, logit_mask=logit_mask, tp_rank=rank)
+        token_ids = self.sampler(
+            logits, sampling_params=sampling_params, logit_mask=logit_mask, tp_rank=rank
+        )
         if not self.neuron_config.max_logprobs and self.neuron_config.debug_logits_dir is None:
             return token_ids, None
         return token_ids, self.tp_group.all_gather(logits, 1)[:, :vocab_size]
@@ -605,7 +610,9 @@ class Qwen3VLNeuronModel(nn.Module):
             free_blocks=encoder_cache.buffer.shape[0] - 1,
         )
         block_ids = {
-            item.key: encoder_cache.allocate(item.key, item.rows_per_cache_block)
+            item.key: encoder_cache.allocate(
+                mm_hash=item.key, tokens_per_block=item.rows_per_cache_block
+            )
             for item in batch.items
         }
         inputs = build_tower_inputs(

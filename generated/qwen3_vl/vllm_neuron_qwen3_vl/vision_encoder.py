@@ -12,6 +12,8 @@ of its own wherever it was packed. There is no sequence parallelism here; tensor
 its own process group, data parallelism splits blocks.
 """
 
+from typing import Any
+
 import torch
 import vllm_neuron.functional as NF
 from torch import nn
@@ -49,16 +51,30 @@ def gelu(x: torch.Tensor) -> torch.Tensor:
 
 def _parameter(*shape: int, dtype: torch.dtype, loader) -> nn.Parameter:
     parameter = nn.Parameter(torch.empty(*shape, dtype=dtype), requires_grad=False)
-    set_weight_loader(parameter, loader)
+    set_weight_loader(param=parameter, loader=loader)
     return parameter
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """`x @ weight + bias`, weight `[in, out]`; the bias joins the accumulator, one rounding."""
+    return nn.functional.linear(x, weight.t(), bias)
+
+
+def row_parallel_linear(
+    group: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
+) -> torch.Tensor:
+    """`linear` over this rank's inputs, summed over the group; the bias is added once."""
+    if group.world_size == 1:
+        return linear(x, weight, bias)
+    return group.all_reduce(x @ weight) + bias
 
 
 def vision_norm(width: int, config: Qwen3VLVisionConfig) -> nn.LayerNorm:
     """Layer norm over `width` with weight and bias."""
     norm = nn.LayerNorm(width, eps=config.layer_norm_eps, dtype=config.dtype)
     norm.requires_grad_(False)
-    set_weight_loader(norm.weight, whole_loader((width,)))
-    set_weight_loader(norm.bias, whole_loader((width,)))
+    set_weight_loader(param=norm.weight, loader=whole_loader((width,)))
+    set_weight_loader(param=norm.bias, loader=whole_loader((width,)))
     return norm
 
 
@@ -79,7 +95,7 @@ class Qwen3VLVisionPatchEmbed(nn.Module):
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """`[n, S, P]` -> `[n, S, H]`."""
-        return pixel_values @ self.proj_weight + self.proj_bias
+        return linear(pixel_values, self.proj_weight, self.proj_bias)
 
 
 class Qwen3VLVisionPositionEmbedding(nn.Module):
@@ -133,7 +149,7 @@ class Qwen3VLVisionAttention(nn.Module):
     ) -> torch.Tensor:
         """`[n, S, H]` -> `[n, S, H]`, complete on every rank."""
         blocks, patches = hidden.shape[:2]
-        qkv = hidden @ self.qkv_weight + self.qkv_bias
+        qkv = linear(hidden, self.qkv_weight, self.qkv_bias)
         query = self._heads(qkv[..., : self.width])
         key = self._heads(qkv[..., self.width : 2 * self.width])
         value = self._heads(qkv[..., 2 * self.width :])
@@ -153,8 +169,8 @@ class Qwen3VLVisionAttention(nn.Module):
             bound_max=self._per_head(bound_max),
         )
         attended = attended.view(blocks, self.num_heads, patches, self.head_dim).transpose(1, 2)
-        output = attended.reshape(blocks, patches, self.width) @ self.proj_weight
-        return _sum_over(self.tp_group, output) + self.proj_bias
+        joined = attended.reshape(blocks, patches, self.width)
+        return row_parallel_linear(self.tp_group, joined, self.proj_weight, self.proj_bias)
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
         """`[n, S, N * D]` -> `[n, N, S, D]`."""
@@ -172,11 +188,6 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     half = y.shape[-1] // 2
     turned = torch.cat((-y[..., half:], y[..., :half]), dim=-1)
     return (y * cos + turned * sin).to(x.dtype)
-
-
-def _sum_over(group, partial: torch.Tensor) -> torch.Tensor:
-    """Sum partial results over a tensor-parallel group; biases are added afterwards, once."""
-    return group.all_reduce(partial) if group.world_size > 1 else partial
 
 
 class Qwen3VLVisionMLP(nn.Module):
@@ -212,8 +223,8 @@ class Qwen3VLVisionMLP(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """`[n, S, H]` -> `[n, S, H]`, complete on every rank."""
-        hidden = gelu_tanh(hidden @ self.fc1_weight + self.fc1_bias)
-        return _sum_over(self.tp_group, hidden @ self.fc2_weight) + self.fc2_bias
+        hidden = gelu_tanh(linear(hidden, self.fc1_weight, self.fc1_bias))
+        return row_parallel_linear(self.tp_group, hidden, self.fc2_weight, self.fc2_bias)
 
 
 class Qwen3VLVisionBlock(nn.Module):
@@ -279,8 +290,8 @@ class Qwen3VLVisionPatchMerger(nn.Module):
             hidden = self.norm(hidden.reshape(joined))
         else:
             hidden = self.norm(hidden).reshape(joined)
-        hidden = gelu(hidden @ self.fc1_weight + self.fc1_bias)
-        return _sum_over(self.tp_group, hidden @ self.fc2_weight) + self.fc2_bias
+        hidden = gelu(linear(hidden, self.fc1_weight, self.fc1_bias))
+        return row_parallel_linear(self.tp_group, hidden, self.fc2_weight, self.fc2_bias)
 
 
 class Qwen3VLVisionModel(nn.Module):

@@ -5,8 +5,8 @@ at the end of a tensor, so a wrong shape would otherwise load as a shorter or wr
 an error.
 """
 
-import re
 from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
 
 import torch
 from torch import nn
@@ -23,6 +23,8 @@ from .config import Qwen3VLConfig, Qwen3VLTextConfig, Qwen3VLVisionConfig
 from .weight_mapping import IGNORED, LAYOUTS, build_mappings, find_layout
 
 Shape = tuple[int, ...]
+
+PLAIN_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class CheckpointError(ValueError):
@@ -142,7 +144,7 @@ def open_checkpoint(
         CheckpointError: with the lists of missing and unknown keys, or the contradiction about
             the output head.
     """
-    checkpoint = SafetensorsCheckpoint(path, cache_dir)
+    checkpoint = SafetensorsCheckpoint(model_name_or_path=path, cache_dir=cache_dir)
     names = set(checkpoint.get_tensor_names())
     layout_name = find_layout(names)
     layout = LAYOUTS[layout_name]
@@ -164,7 +166,7 @@ def open_checkpoint(
     unknown = sorted(
         name
         for name in names - known - tied_copy
-        if not any(re.fullmatch(pattern, name) for pattern in IGNORED)
+        if not any(fnmatchcase(name, pattern) for pattern in IGNORED)
     )
     if missing or unknown:
         raise CheckpointError(
@@ -192,13 +194,13 @@ def load_tower(
     """Read this rank's share of one tower, in the dtype of its parameters.
 
     Raises:
-        CheckpointError: a tensor whose shape is not what the configuration asks for, with its
-            parameter.
+        CheckpointError: a tensor whose shape is not what the configuration asks for, or tensors that
+            are stored quantised, with their keys.
     """
     parameters = dict(module.named_parameters())
-    plain = {name: get_weight_loader(parameter) for name, parameter in parameters.items()}
+    plain = {name: get_weight_loader(param=parameter) for name, parameter in parameters.items()}
     for name, parameter in parameters.items():
-        set_weight_loader(parameter, _naming(plain[name], mapping[name]))
+        set_weight_loader(param=parameter, loader=_naming(plain[name], mapping[name]))
     try:
         result = checkpoint.load_sharded(
             rank=rank,
@@ -210,8 +212,19 @@ def load_tower(
         )
     finally:
         for name, parameter in parameters.items():
-            set_weight_loader(parameter, plain[name])
+            set_weight_loader(param=parameter, loader=plain[name])
     loaded, state = result.state_dict, {}
+    quantised = [
+        key
+        for name, tensor in loaded.items()
+        if tensor.dtype not in PLAIN_DTYPES
+        for key in mapping[name]
+    ]
+    if quantised:  # a cast would drop their scales in silence
+        raise CheckpointError(
+            f"{len(quantised)} tensors are stored quantised, but this package loads float32, bfloat16 and float16 "
+            f"only: {_some(quantised)}"
+        )
     for name in list(loaded):
         state[name] = loaded.pop(name).to(
             parameters[name].dtype

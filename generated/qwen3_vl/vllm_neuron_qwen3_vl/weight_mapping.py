@@ -31,7 +31,7 @@ LAYOUTS: Mapping[str, Layout] = {
     "flat": Layout(text="model.", vision="visual.", head="lm_head."),
 }
 
-# Checkpoint keys that no parameter needs: regular expression -> reason.
+# Checkpoint keys that no parameter needs: pattern with * -> reason.
 IGNORED: Mapping[str, str] = {}
 
 TEXT = (

@@ -44,9 +44,16 @@ def merge_vision_embeddings(
 
     Returns:
         `[L, H]`, and per deepstack level a tensor `[L, H]` that is zero outside vision tokens.
+
+    Raises:
+        ValueError: W is no multiple of H.
     """
     length, width = hidden.shape
     rows = torch.cat(list(vision_embedding_blocks))  # [P * C, W]
+    if not rows.shape[1] or rows.shape[1] % width:
+        raise ValueError(
+            f"cached vision rows have width {rows.shape[1]}; it must be a multiple of the hidden size {width}"
+        )
     target = local_rows(vision_positions.reshape(-1), length, rank)
     merged = place_rows(hidden, target, rows[:, :width])
     zeros = torch.zeros_like(hidden)

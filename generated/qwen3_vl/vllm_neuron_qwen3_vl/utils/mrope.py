@@ -5,7 +5,7 @@ stands still at the block's start, height and width count its merged rows and co
 The next token goes on at the start plus the longer side. Time stamps and markers between the
 frames of a video are text.
 `2 text, image of 2 x 3 rows, 1 text: t 01 222222 5 | h 01 222333 5 | w 01 234234 5`
-Source: `get_rope_index` in transformers' transformers.models.qwen3_vl.modeling_qwen3_vl.
+Source: `get_rope_index` in transformers.models.qwen3_vl.modeling_qwen3_vl.
 """
 
 from collections.abc import Iterator, Sequence

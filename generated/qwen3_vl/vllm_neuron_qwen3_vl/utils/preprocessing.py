@@ -15,13 +15,11 @@ from ..config import Qwen3VLVisionConfig
 from .block_packing import VisionBatch
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def patch_coordinates(
     height: int, width: int, merge_size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Row and column of every patch of one frame, int64 `[height * width]` each, merge windows
-    adjacent.
-    """
+    """Row and column of a frame's patches, int64 `[height * width]`, merge windows adjacent."""
     grid = torch.arange(height * width).view(
         height // merge_size, merge_size, width // merge_size, merge_size
     )
@@ -29,7 +27,7 @@ def patch_coordinates(
     return order // width, order % width
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def rotary_tables(
     height: int, width: int, head_dim: int, merge_size: int, theta: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -47,7 +45,7 @@ def rotary_tables(
     return angles.cos(), angles.sin()
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def bilinear_corners(
     height: int, width: int, side: int, merge_size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -259,7 +259,7 @@ class VisionNeuronConfig:
         names = [f.name for f in fields(cls) if f.name not in derived]
         return cls(**_known_keys(config, names, "vision_neuron_config"))
 
-    def resolve_tp_dp(self, world_size: int) -> None:
+    def resolve_tp_dp(self, world_size: int) -> tuple[int, int]:
         """Fill in the size that was left open and recount the blocks.
 
         A size of 1 counts as left open: with both at 1 the tower is replicated
@@ -267,6 +267,9 @@ class VisionNeuronConfig:
 
         Args:
             world_size: number of ranks; ``tp_size * dp_size`` must be equal to it.
+
+        Returns:
+            The tuple (tp_size, dp_size), which is also set on the object.
 
         Raises:
             ValueError: the sizes do not fit; the message gives them and the world size.
@@ -285,6 +288,7 @@ class VisionNeuronConfig:
             )
         self.tp_size, self.dp_size = tp_size, dp_size
         self._count_blocks()
+        return tp_size, dp_size
 
     def set_construction_role(
         self, multimodal_config: Any, additional_config: Mapping[str, Any]

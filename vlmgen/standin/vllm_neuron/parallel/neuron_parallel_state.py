@@ -184,10 +184,13 @@ def _ensure_text_groups(local_rank: int, tensor_parallel_size: int, backend: str
         state.ensure_model_parallel_initialized(tensor_parallel_size, 1, backend=backend)
         return
     world_size = torch.distributed.get_world_size()
-    singles = [[rank] for rank in range(world_size)]
-    state._TP = _group(_rows(world_size, tensor_parallel_size), local_rank, backend, "tp")
-    state._DP = _group(_columns(world_size, tensor_parallel_size), local_rank, backend, "dp")
-    alone = _group(singles, local_rank, backend, "single")
+    # One group of one serves every axis of size one: making groups is what takes the time.
+    alone = _group([[rank] for rank in range(world_size)], local_rank, backend, "single")
+    rows, columns = _rows(world_size, tensor_parallel_size), _columns(
+        world_size, tensor_parallel_size
+    )
+    state._TP = _group(rows, local_rank, backend, "tp")
+    state._DP = alone if len(columns[0]) == 1 else _group(columns, local_rank, backend, "dp")
     state._PP = state._PCP = state._DCP = alone
 
 
@@ -310,8 +313,7 @@ def initialize_neuron_parallel_state(
     if separate and vision_dp_size > 1:
         columns = _columns(world_size, vision_tp_size)
         _VISION_DP = _group(columns, local_rank, backend, "vision_dp")
-    singles = [[rank] for rank in range(world_size)]
-    _EP = _group(singles, local_rank, backend, "neuron_ep")
+    _EP = vllm_parallel_state.get_pp_group()  # this rank alone, as pipeline size 1 is the rule
     _initialized = True
     for name in __all__:
         # As in the plugin, models may import the getters from vLLM's module too.
@@ -322,7 +324,7 @@ def initialize_neuron_parallel_state(
 def destroy_neuron_distributed_environment() -> None:
     """Undo :func:`init_neuron_distributed_environment`; for tests. Every rank must call it."""
     global _initialized, _VISION_TP, _VISION_DP, _EP
-    for group in (_VISION_TP, _VISION_DP, _EP):
+    for group in (_VISION_TP, _VISION_DP):
         if group is not None:
             group.destroy()
     _VISION_TP = _VISION_DP = _EP = None

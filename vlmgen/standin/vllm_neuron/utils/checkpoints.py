@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-
 from vllm_neuron.utils.weight_loader import get_weight_loader
 
 __all__ = ["CheckpointLoadResult", "SafetensorsCheckpoint"]
@@ -176,7 +175,8 @@ class SafetensorsCheckpoint:
             )
         override = dtype_override or {}
         dtypes = {
-            name: override.get(name, parameter.dtype) for name, parameter in model.named_parameters()
+            name: override.get(name, parameter.dtype)
+            for name, parameter in model.named_parameters()
         }
         return self._load(rank, world_size, model, mappings, device, strict, dtypes)
 
@@ -192,9 +192,7 @@ class SafetensorsCheckpoint:
     ) -> CheckpointLoadResult:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} is not in range(world_size={world_size})")
-        keys_of = {
-            name: _as_list(mappings.get(name, name)) for name, _ in model.named_parameters()
-        }
+        keys_of = {name: _as_list(mappings.get(name, name)) for name, _ in model.named_parameters()}
         missing = {
             name: [key for key in keys if key not in self._file_of]
             for name, keys in keys_of.items()
@@ -242,9 +240,7 @@ def _keys(path: Path) -> list[str]:
             reason = "it is a Git LFS pointer; fetch the real file with `git lfs pull`"
         else:
             reason = f"it is cut short or not a safetensors file ({error})"
-        raise RuntimeError(
-            f"cannot read {path} ({path.stat().st_size} bytes): {reason}"
-        ) from error
+        raise RuntimeError(f"cannot read {path} ({path.stat().st_size} bytes): {reason}") from error
 
 
 def _check_index(folder: Path, present: set[str]) -> None:

@@ -12,6 +12,9 @@ from vlmgen.standin.ranks import RankProcesses
 
 __all__ = ["MPExecutor"]
 
+START_METHOD = "spawn"
+"""How the ranks are started; tests that start many take ``"forkserver"``."""
+
 
 class MPExecutor:
     """``world_size`` processes with process groups (gloo), each holding a model.
@@ -70,6 +73,7 @@ class MPExecutor:
             _start,
             (model_load, world_size, "cpu" if device.startswith("neuron") else device),
             tensor_parallel_size=world_size // dp_size,
+            start_method=START_METHOD,
             nnodes=nnodes,
             ep_degree=ep_degree,
             sampling_dp_degree=sampling_dp_degree,

@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-
 from vllm_neuron import envs
 
 __all__ = ["can_run_kernel", "model_forward_context"]

@@ -80,8 +80,8 @@ def attention_decode(
     """Norm, QKV, QK-norm, RoPE, paged attention and output projection of a decode step.
 
     Norms run in float32 and are rounded; matmuls, the scale and RoPE run in X's dtype; mask, sink
-    and softmax in float32. The new tokens take the last S slots of the gathered context, so a position
-    may be at most ``S_ctx - S``. A row that sees nothing gives NaN.
+    and softmax in float32. The new tokens take the last S slots of the gathered context, so a
+    position may be at most ``S_ctx - S``. A row that sees nothing gives NaN.
 
     Args:
         X: ``[B, S, H]``.
@@ -347,7 +347,19 @@ def _attend(
     scale: float,
     sink: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Softmax attention of q ``[B, S, n_q, d]`` over ``[B, n_kv, S_ctx, d]``: ``[B, n_q, S, d]``."""
+    """Softmax attention.
+
+    Args:
+        q: ``[B, S, n_q, d]``.
+        context_k: ``[B, n_kv, S_ctx, d]``.
+        context_v: ``[B, n_kv, S_ctx, d]``.
+        visible: bool, broadcasts to ``[B, n_q, S, S_ctx]``.
+        scale: factor on the scores.
+        sink: ``[n_q, 1]`` or None.
+
+    Returns:
+        ``[B, n_q, S, d]`` in the dtype of q.
+    """
     group = q.shape[2] // context_k.shape[1]
     key = context_k.repeat_interleave(group, dim=1)
     value = context_v.repeat_interleave(group, dim=1)

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-
 from vllm_neuron.vllm.worker.encoder_cache_blocks import EncoderCacheBlocks
 
 __all__ = ["GatheredVision", "gather_mm_embeddings"]

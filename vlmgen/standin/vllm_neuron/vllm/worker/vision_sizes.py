@@ -173,7 +173,9 @@ def encoder_cache_sizes(
         ("the largest of num_vision_tokens_buckets", largest),
     ):
         if size % merge_factor:
-            raise AssertionError(f"{name}, {size}, must be a multiple of the merge area {merge_factor}")
+            raise AssertionError(
+                f"{name}, {size}, must be a multiple of the merge area {merge_factor}"
+            )
     width = field("out_hidden_size") or model_hidden_size
     levels = len(field("deepstack_visual_indexes") or [])
     cache_block_size = vision_attention_block_size // merge_factor

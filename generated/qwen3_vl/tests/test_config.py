@@ -1,0 +1,156 @@
+"""What the configuration accepts, and what it refuses with which words."""
+
+import pytest
+import torch
+from vllm_neuron.model.neuron_config import NeuronConfig, VisionNeuronConfig
+from vllm_neuron_qwen3_vl.config import (
+    ARCHITECTURE,
+    Qwen3VLConfig,
+    Qwen3VLConfigError,
+    next_block_size,
+)
+from vllm_neuron_qwen3_vl.factory import Qwen3VLForConditionalGeneration
+
+from .support import neuron_configs, tiny_config
+
+
+def raw_config(**changes) -> dict:
+    raw = tiny_config().to_dict()
+    raw["architectures"] = [ARCHITECTURE]
+    for path, value in changes.items():
+        section, _, name = path.rpartition("__")
+        target = raw[section] if section else raw
+        if value is ...:
+            target.pop(name, None)
+        else:
+            target[name] = value
+    return raw
+
+
+def refusal(raw, **neuron) -> str:
+    with pytest.raises(Qwen3VLConfigError) as caught:
+        Qwen3VLConfig.from_configs(raw, **neuron)
+    return str(caught.value)
+
+
+def test_defaults_are_those_of_a_published_checkpoint():
+    text, vision = Qwen3VLConfig().text_config, Qwen3VLConfig().vision_config
+    assert (text.hidden_size, text.num_hidden_layers) == (4096, 36)
+    assert (vision.hidden_size, vision.depth) == (1152, 27)
+    assert vision.fat_width == 16384
+
+
+def test_both_call_forms_give_the_same_configuration():
+    neuron = NeuronConfig()
+    by_position = Qwen3VLConfig.from_configs(tiny_config(), neuron)
+    by_keyword = Qwen3VLConfig.from_configs(
+        hf_config=tiny_config(), text_neuron_config=neuron, vision_neuron_config=None
+    )
+    assert by_position == by_keyword
+    assert by_position.text_config.neuron_config is neuron
+
+
+def test_old_and_new_rope_forms_parse_alike():
+    new = Qwen3VLConfig.from_configs(raw_config())
+    rope = dict(raw_config()["text_config"]["rope_parameters"])
+    theta = rope.pop("rope_theta")
+    old = raw_config(
+        text_config__rope_parameters=...,
+        text_config__rope_theta=theta,
+        text_config__rope_scaling=rope,
+    )
+    assert Qwen3VLConfig.from_configs(old) == new
+    assert new.text_config.rope_theta == theta
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"architectures": [ARCHITECTURE.upper()]}, "case-sensitive"),
+        ({"model_type": "llava"}, "model_type is 'llava'"),
+        ({"text_config__hidden_act": "gelu"}, "text.mlp.activation"),
+        ({"vision_config__hidden_act": "gelu"}, "vision.mlp.activation"),
+        ({"text_config__attention_bias": True}, "text.attention.qkv_bias"),
+        ({"vision_config__deepstack_visual_indexes": [0, 9]}, "depth 4"),
+        ({"vision_config__deepstack_visual_indexes": []}, "vision.deepstack"),
+        ({"vision_config__out_hidden_size": 64}, "must equal text_config.hidden_size"),
+        ({"vision_config__num_position_embeddings": 63}, "not a square"),
+        ({"text_config__hidden_size": "128"}, "positive integer"),
+    ],
+)
+def test_a_contradiction_names_the_field(changes, words):
+    assert words in refusal(raw_config(**changes))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            {"mrope_section": [12, 10, 9]},
+            "sum 31; three sections must sum to half of head_dim 64, that is 32",
+        ),
+        ({"mrope_interleaved": False}, "mrope_interleaved is False"),
+        ({"rope_type": "yarn"}, "['yarn'] is not implemented"),
+        ({"factor": 4.0}, "['factor'] are not known"),
+        ({"rope_theta": None}, "the base must be stated"),
+    ],
+)
+def test_every_rope_setting_is_used_or_refused(change, words):
+    rope = {**raw_config()["text_config"]["rope_parameters"], **change}
+    rope = {name: value for name, value in rope.items() if value is not None}
+    assert words in refusal(raw_config(text_config__rope_parameters=rope))
+
+
+def test_all_problems_are_reported_at_once():
+    message = refusal(
+        raw_config(text_config__hidden_act="gelu", vision_config__num_position_embeddings=63)
+    )
+    assert "text.mlp.activation" in message and "not a square" in message
+
+
+@pytest.mark.parametrize(("block", "legal"), [(100, 128), (130, 256), (2047, 2048)])
+def test_block_size_must_be_a_multiple_of_128(block, legal):
+    vision = VisionNeuronConfig(vision_attention_block_size=block)
+    message = refusal(raw_config(), vision_neuron_config=vision)
+    assert str(block) in message and f"next legal value is {legal}" in message
+    assert next_block_size(block, 4) == legal
+
+
+def test_quantization_is_refused():
+    message = refusal(raw_config(), neuron_config=NeuronConfig(quantization="mxfp8"))
+    assert "'mxfp8'" in message and "'bf16'" in message
+
+
+@pytest.mark.parametrize("name", ["dtype", "torch_dtype"])
+def test_dtype_is_read_under_either_name(name):
+    raw = raw_config(dtype=..., torch_dtype=..., text_config__dtype=..., vision_config__dtype=...)
+    raw[name] = "float32"
+    config = Qwen3VLConfig.from_configs(raw)
+    assert config.text_config.dtype == config.vision_config.dtype == torch.float32
+
+
+def test_illegal_tensor_parallel_sizes_name_the_legal_ones():
+    text = Qwen3VLConfig().text_config
+    assert text.tp_problems(3) and not text.tp_problems(2)
+    assert text.legal_tp_sizes() == [1, 2, 4, 8, 16]
+    assert Qwen3VLConfig().vision_config.legal_tp_sizes() == [1, 2, 4, 8, 16]
+
+
+def test_vision_split_must_fill_the_world():
+    neuron = neuron_configs()
+    neuron["vision_neuron_config"].dp_size = 3
+    with pytest.raises(Qwen3VLConfigError, match="must equal the world size 1"):
+        Qwen3VLForConditionalGeneration.from_configs(hf_config=tiny_config(), **neuron)
+
+
+def test_factory_answers_what_the_platform_asks():
+    config = tiny_config()
+    side = 32
+    assert Qwen3VLForConditionalGeneration.get_vision_token_merge_factor(config) == 4
+    assert (
+        Qwen3VLForConditionalGeneration.get_max_pixels_token_count(config, 16 * side * 16 * side)
+        == 256 * 4
+    )
+    assert Qwen3VLForConditionalGeneration.get_epd_kwargs({"video_grid_thw": 1, "other": 2}) == {
+        "video_grid_thw": 1
+    }

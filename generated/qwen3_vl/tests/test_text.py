@@ -1,0 +1,222 @@
+"""Each part of the text decoder against Hugging Face's, in float32 (bfloat16 where rounding is
+the point).
+"""
+
+import pytest
+import torch
+from vllm_neuron_qwen3_vl import model as package
+
+from .support import (
+    TABLE_BLOCKS,
+    bind_caches,
+    build_package,
+    build_reference,
+    metadata,
+    random_positions,
+    relative_error,
+    tiny_config,
+)
+
+LIMIT = 1e-5
+SEEDS = range(10)
+
+
+@pytest.fixture(scope="module")
+def text(model):
+    return model.language_model
+
+
+@pytest.fixture(scope="module")
+def hf_text(reference):
+    return reference.model.language_model
+
+
+def prefill(model, ids, positions, deepstack_blocks=None, vision_positions=None):
+    places = torch.arange(len(ids))
+    return model.language_model(
+        ids.int(),
+        places,
+        positions,
+        metadata(model, places, True),
+        torch.tensor(0),
+        deepstack_blocks,
+        vision_positions,
+    )
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-3, 30.0])
+def test_rms_norm(text, hf_text, rng, scale):
+    hidden = torch.randn(7, 128, generator=rng) * scale
+    assert relative_error(text.norm(hidden), hf_text.norm(hidden)) <= LIMIT
+
+
+def test_rms_norm_rounds_before_the_weight(hf_text, rng):
+    theirs = hf_text.norm.__class__(128, eps=1e-6).to(torch.bfloat16)
+    theirs.weight.copy_(1 + torch.randn(128, generator=rng) * 0.3)
+    ours = package.Qwen3VLTextRMSNorm(128, 1e-6, torch.bfloat16)
+    ours.weight.copy_(theirs.weight)
+    hidden = torch.randn(64, 128, generator=rng).to(torch.bfloat16)
+    assert torch.equal(ours(hidden), theirs(hidden))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_rotary_tables(text, hf_text, seed):
+    positions = random_positions(torch.Generator().manual_seed(seed), 50) * (1 + 100 * seed)
+    cos, sin = hf_text.rotary_emb(torch.zeros(1), positions[:, None])
+    half = cos.shape[-1] // 2
+    ours = text.rotary_emb(positions)
+    assert torch.equal(ours[0], cos[0, :, :half]) and torch.equal(ours[1], sin[0, :, :half])
+
+
+def test_text_rotation_is_one_dimensional_where_the_axes_agree(text):
+    places = torch.arange(9)
+    angles = places[:, None] * text.rotary_emb.inv_freq
+    assert torch.equal(text.rotary_emb(places.expand(3, -1))[0], angles.cos())
+
+
+def test_frequencies_stay_float32_when_the_model_is_cast(config):
+    rotary = package.Qwen3VLTextRotaryEmbedding(
+        package.Qwen3VLTextConfig(head_dim=64, mrope_section=(12, 10, 10))
+    )
+    before = rotary.inv_freq.clone()
+    rotary.to(torch.bfloat16)
+    assert rotary.inv_freq.dtype == torch.float32 and torch.equal(rotary.inv_freq, before)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_mlp(text, hf_text, seed):
+    hidden = torch.randn(11, 128, generator=torch.Generator().manual_seed(seed))
+    assert (
+        relative_error(text.layers[seed % 4].mlp(hidden), hf_text.layers[seed % 4].mlp(hidden))
+        <= LIMIT
+    )
+
+
+def hf_attention(layer, hf_text, hidden, positions):
+    tables = hf_text.rotary_emb(hidden, positions[:, None])
+    return layer.self_attn(hidden[None], position_embeddings=tables, attention_mask=None)[0][0]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_attention_prefill(model, hf_text, seed):
+    rng = torch.Generator().manual_seed(seed)
+    tokens = 20 + 7 * seed
+    hidden, positions = torch.randn(tokens, 128, generator=rng), random_positions(rng, tokens)
+    bind_caches(model)
+    places = torch.arange(tokens)
+    meta = metadata(model, places, True)["layers.1.self_attn"]
+    ours = model.language_model.layers[1].self_attn(
+        hidden, *model.language_model.rotary_emb(positions), places, meta
+    )
+    assert (
+        relative_error(ours, hf_attention(hf_text.layers[1], hf_text, hidden, positions)) <= LIMIT
+    )
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_attention_decode_reads_what_prefill_wrote(model, hf_text, seed):
+    rng = torch.Generator().manual_seed(seed)
+    tokens = 20 + 7 * seed
+    hidden, positions = torch.randn(tokens, 128, generator=rng), random_positions(rng, tokens)
+    expected = hf_attention(hf_text.layers[0], hf_text, hidden, positions)
+    bind_caches(model)
+    attention, tables = model.language_model.layers[0].self_attn, model.language_model.rotary_emb(
+        positions
+    )
+    start = tokens - 3
+    places = torch.arange(tokens)
+    first = slice(0, start)
+    meta = metadata(model, places[first], True)["layers.0.self_attn"]
+    attention(hidden[first], *(table[first] for table in tables), places[first], meta)
+    for place in range(start, tokens):
+        step = slice(place, place + 1)
+        meta = metadata(model, places[step], False)["layers.0.self_attn"]
+        ours = attention(hidden[step], *(table[step] for table in tables), places[step], meta)
+        assert relative_error(ours, expected[step]) <= LIMIT
+
+
+def test_decode_uses_the_checkpoints_eps(tmp_path):
+    config = tiny_config(text={"rms_norm_eps": 0.1})
+    reference = build_reference(config)
+    reference.save_pretrained(tmp_path)
+    model = build_package(config, str(tmp_path))
+    test_attention_decode_reads_what_prefill_wrote(model, reference.model.language_model, 0)
+
+
+@pytest.mark.parametrize("slot", [0, -1])
+def test_padding_slots_leave_every_owned_block_alone(model, rng, slot):
+    tokens, padding = 10, 6
+    caches = bind_caches(model)
+    places = torch.arange(tokens)
+    meta = metadata(model, places, True, padding, slot)["layers.0.self_attn"]
+    hidden = torch.randn(tokens + padding, 128, generator=rng)
+    tables = model.language_model.rotary_emb(torch.zeros(3, tokens + padding, dtype=torch.int64))
+    model.language_model.layers[0].self_attn(hidden, *tables, torch.arange(tokens + padding), meta)
+    key_cache = caches["layers.0.self_attn"][0]
+    written = {int(block) for block in key_cache.abs().sum((1, 2, 3)).nonzero()}
+    assert written == {0, TABLE_BLOCKS}
+    assert not key_cache[TABLE_BLOCKS, :, tokens:].any()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_decoder_layer(model, hf_text, seed):
+    rng = torch.Generator().manual_seed(seed)
+    tokens = 15 + seed
+    hidden, positions = torch.randn(tokens, 128, generator=rng), random_positions(rng, tokens)
+    bind_caches(model)
+    places = torch.arange(tokens)
+    meta = metadata(model, places, True)["layers.2.self_attn"]
+    ours = model.language_model.layers[2](
+        hidden, *model.language_model.rotary_emb(positions), places, meta
+    )
+    tables = hf_text.rotary_emb(hidden, positions[:, None])
+    theirs = hf_text.layers[2](hidden[None], position_embeddings=tables, attention_mask=None)
+    assert relative_error(ours, theirs[0]) <= LIMIT
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_whole_text_tower(model, hf_text, seed):
+    rng = torch.Generator().manual_seed(seed)
+    tokens = 30 + seed
+    ids, positions = torch.randint(0, 256, (tokens,), generator=rng), random_positions(rng, tokens)
+    bind_caches(model)
+    theirs = hf_text(input_ids=ids[None], position_ids=positions[:, None]).last_hidden_state[0]
+    assert relative_error(prefill(model, ids, positions), theirs) <= LIMIT
+
+
+def test_deepstack_level_k_enters_after_layer_k(model, hf_text, rng):
+    tokens, capacity = 24, 8
+    ids, positions = torch.randint(0, 256, (tokens,), generator=rng), random_positions(rng, tokens)
+    seen = torch.tensor([3, 4, 5, 6, 7, 15, 16])
+    levels = 3
+    rows = torch.randn(len(seen), 128 * (1 + levels), generator=rng)
+    bind_caches(model)
+    block = torch.cat([rows, torch.full((1, rows.shape[1]), 7.0)])
+    places = torch.cat([seen, torch.tensor([tokens])]).view(1, capacity)
+    ours = prefill(model, ids, positions, (block,), places)
+
+    embeds = hf_text.embed_tokens(ids)
+    embeds[seen] = rows[:, :128]
+    mask = torch.zeros(1, tokens, dtype=torch.bool)
+    mask[0, seen] = True
+    theirs = hf_text(
+        inputs_embeds=embeds[None],
+        position_ids=positions[:, None],
+        visual_pos_masks=mask,
+        deepstack_visual_embeds=list(rows[:, 128:].split(128, dim=1)),
+    ).last_hidden_state[0]
+    assert relative_error(ours, theirs) <= LIMIT
+
+
+def test_cache_names_must_be_exactly_the_layers(model):
+    caches = bind_caches(model)
+    caches["layers.9.self_attn"] = caches.pop("layers.0.self_attn")
+    with pytest.raises(
+        KeyError, match=r"missing \['layers.0.self_attn'\], unknown \['layers.9.self_attn'\]"
+    ):
+        model.bind_kv_cache(caches)
+
+
+def test_positions_of_three_axes_are_mandatory(model):
+    with pytest.raises(TypeError, match="rotary_position_ids"):
+        model(input_ids=torch.zeros(4, dtype=torch.int32), positions=torch.arange(4))

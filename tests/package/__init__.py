@@ -1,0 +1,1 @@
+"""Tests of the generated packages that need data or tools of vlmgen."""

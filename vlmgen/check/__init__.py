@@ -1,0 +1,1 @@
+"""Proofs that need no weights: plugin contract, device rules, weight coverage, parallelism."""

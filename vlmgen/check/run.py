@@ -1,0 +1,117 @@
+"""All proofs of a package, one after another."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from vlmgen.check.api import installed_api, recorded_api
+from vlmgen.check.contract import check_contract, check_drift
+from vlmgen.check.device_rules import check_device_rules
+from vlmgen.check.finding import RULES, Finding
+from vlmgen.check.integrity import check_integrity
+from vlmgen.check.legality import check_legality
+from vlmgen.check.model_class import check_model_class
+from vlmgen.check.source import PackageSource, read_package
+from vlmgen.errors import MissingDependencyError, UsageError
+
+__all__ = ["RULES", "Finding", "run_checks"]
+
+logger = logging.getLogger(__name__)
+
+COVERAGE_NEEDS = ("torch", "transformers", "vllm")
+
+
+def run_checks(
+    packages: Iterable[Path],
+    plugin: str = "recorded",
+    progress: Callable[[str], None] | None = None,
+) -> list[Finding]:
+    """Prove packages without weights.
+
+    The plugin contract, device rules and parallel legality need no torch. The weight coverage
+    does; where it is not installed, a warning says that this proof was not run.
+
+    Args:
+        packages: Directories of generated packages.
+        plugin: `recorded` for the recorded signatures; `installed` to read them from the plugin
+            that is importable here and to report where it differs from the recorded ones.
+        progress: Told what is being checked.
+
+    Returns:
+        All findings, by package and then by file, line and code.
+
+    Raises:
+        UsageError: A directory is no generated package, or `plugin` is neither of the two.
+        MissingDependencyError: `installed` was asked for and there is no plugin.
+        SpecError: The spec of a package is faulty.
+        OutputError: The manifest of a package cannot be read.
+    """
+    if plugin not in ("recorded", "installed"):
+        raise UsageError(f"plugin is {plugin!r}; legal: recorded, installed")
+    say = progress or (lambda message: None)
+    findings: list[Finding] = []
+    for root in packages:
+        source = read_package(Path(root))
+        found = list(source.findings)
+        say(f"{root}: files")
+        found += check_integrity(source.root)
+        if source.findings:  # what does not parse proves nothing else
+            findings += sorted(found)
+            continue
+        say(f"{root}: plugin contract")
+        found += _contract(source, plugin)
+        say(f"{root}: device rules")
+        found += check_device_rules(source, recorded_api())
+        found += _spec_checks(source, say)
+        findings += sorted(set(found))
+    return findings
+
+
+def _contract(source: PackageSource, plugin: str) -> list[Finding]:
+    recorded = recorded_api()
+    if plugin == "recorded":
+        return check_contract(source, recorded)
+    from vlmgen import standin
+
+    try:
+        standin.require()
+        live, trouble = installed_api(recorded)
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"the installed plugin cannot be read: {error}",
+            hint="use --plugin recorded, or install the plugin",
+        ) from error
+    drifted = check_drift(source, recorded, live, trouble)
+    # A call that breaks because of drift is one fault, and the drift says it better.
+    places = {(finding.path, finding.line) for finding in drifted}
+    calls = check_contract(source, live)
+    return drifted + [finding for finding in calls if (finding.path, finding.line) not in places]
+
+
+def _spec_checks(source: PackageSource, say: Callable[[str], None]) -> list[Finding]:
+    """The proofs that compare a package with its spec."""
+    path = source.root / "spec.yaml"
+    if not path.is_file():
+        return [Finding(path.as_posix(), 1, "VG001", "there is no spec.yaml", "generate anew")]
+    from vlmgen.spec.load import load_spec
+
+    spec = load_spec(path)
+    found = check_model_class(source, recorded_api(), spec.architecture)
+    say(f"{source.root}: parallel legality")
+    found += check_legality(source, spec)
+    missing = [name for name in COVERAGE_NEEDS if importlib.util.find_spec(name) is None]
+    if missing:
+        logger.warning(
+            "%s: the weight coverage was not proven: %s not installed (extra `cpu`)",
+            source.root,
+            ", ".join(missing),
+        )
+        return found
+    from vlmgen.weights.coverage import check_coverage
+
+    return found + check_coverage(
+        source, spec, lambda name: say(f"{source.root}: weights of {name}")
+    )

@@ -1,0 +1,1 @@
+"""Comparison of a generated package with Hugging Face transformers, on a CPU."""

@@ -1,0 +1,210 @@
+"""The whole model on real prompts: logits, greedy tokens, and what must not matter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from vlmgen.validate.compare import Comparison
+from vlmgen.validate.driver import PackageDriver
+from vlmgen.validate.reference import Prompt, Reference, text_settings, vision_settings
+from vlmgen.validate.report import Report, Row
+
+GROUP = "end to end"
+LOGITS_LIMIT = 1e-4
+SAME_LIMIT = 1e-5
+"""Limit for two runs of the package that should not differ at all."""
+
+NEW_TOKENS = 32
+_SAMPLED_TOKENS = 8
+_NOISE = 1e3
+
+MakeDriver = Callable[..., PackageDriver]
+
+
+class EndToEnd:
+    """All end-to-end checks of one package.
+
+    Args:
+        reference: Float32 reference.
+        driver: The package in float32, warmed up.
+        make_driver: Builds another driver of the same package, by `PackageDriver`'s keywords.
+        prompts: The prompts.
+        report: Takes the rows.
+    """
+
+    def __init__(
+        self,
+        reference: Reference,
+        driver: PackageDriver,
+        make_driver: MakeDriver,
+        prompts: Sequence[Prompt],
+        report: Report,
+    ) -> None:
+        self.reference, self.driver, self.make_driver = reference, driver, make_driver
+        self.prompts, self.report = prompts, report
+        self._own_logits: dict[str, torch.Tensor] = {}
+        self._own_tokens: dict[str, tuple[list[int], torch.Tensor]] = {}
+
+    def checks(self) -> list[tuple[str, Callable[[], None]]]:
+        """Name and function of every check; a function adds its row."""
+        return [
+            ("prefill logits", self.prefill_logits),
+            ("greedy tokens", self.greedy_tokens),
+            ("decode logits", self.decode_logits),
+            ("batched decode", self.batched_decode),
+            ("larger buckets", self.larger_buckets),
+            ("noise in padding and caches", self.noise),
+            ("on-device sampling", self.on_device_sampling),
+        ]
+
+    # ------------------------------------------------------------------- against Hugging Face
+
+    def prefill_logits(self) -> None:
+        """Logits of every prompt token."""
+        comparison = Comparison()
+        for prompt in self.prompts:
+            comparison.add(
+                prompt.name, self.logits(self.driver, prompt), self.reference.logits(prompt)
+            )
+        self._compared("prefill logits", comparison, LOGITS_LIMIT)
+
+    def greedy_tokens(self) -> None:
+        """Generated tokens, one by one."""
+        differing, first = 0, ""
+        for prompt in self.prompts:
+            ours, _ = self.generated(prompt)
+            theirs = self.reference.greedy(prompt, NEW_TOKENS)
+            wrong = sum(a != b for a, b in zip(ours, theirs, strict=True))
+            if wrong and not first:
+                place = next(i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b)
+                first = f"; {prompt.name}: token {place} is {ours[place]}, not {theirs[place]}"
+            differing += wrong
+        self._counted(
+            "greedy tokens", len(self.prompts), differing, f"{NEW_TOKENS} tokens each{first}"
+        )
+
+    def decode_logits(self) -> None:
+        """Logits of every decode step, against one Hugging Face pass over prompt and answer."""
+        comparison = Comparison()
+        for prompt in self.prompts:
+            tokens, logits = self.generated(prompt)
+            longer = _continued(prompt, tokens[:-1])
+            expected = self.reference.logits(longer)[len(prompt.token_ids) :]
+            comparison.add(prompt.name, logits[1:], expected)
+        self._compared("decode logits", comparison, LOGITS_LIMIT)
+
+    # ------------------------------------------------------------------ what must not matter
+
+    def batched_decode(self) -> None:
+        """Several requests of different length decoded together, full batch and padded batch."""
+        comparison, wrong = Comparison(), 0
+        size = max(self.driver.seq_buckets)
+        groups = [self.prompts[i : i + size] for i in range(0, len(self.prompts), size)]
+        groups.append(self.prompts[-(size - 1) :])  # one row of padding
+        for group in groups:
+            requests = [self.driver.add_request(p.token_ids, p.features) for p in group]
+            tokens, logits = self.driver.generate(requests, NEW_TOKENS)
+            for prompt, own, rows in zip(group, tokens, logits, strict=True):
+                alone, alone_rows = self.generated(prompt)
+                wrong += own != alone
+                comparison.add(prompt.name, rows, alone_rows)
+            for request in requests:
+                self.driver.release(request)
+        self._same("batched decode", comparison, wrong)
+
+    def larger_buckets(self) -> None:
+        """The same prompts in larger text buckets, vision blocks and vision buckets."""
+        texts = text_settings(self.prompts, NEW_TOKENS)
+        longest = texts["max_model_len"] + 256
+        other = self.make_driver(
+            vision_neuron_config=vision_settings(self.prompts, scale=2),
+            max_model_len=longest,
+            token_buckets=(longest,),
+            seq_buckets=(2,),
+        )
+        self._compare_with("larger buckets", other)
+
+    def noise(self) -> None:
+        """Noise in padding, the scratch block and unowned cache; padding slot -1."""
+        other = self.make_driver(noise=_NOISE, padding_slot=-1, seed=1)
+        self._compare_with("noise in padding and caches", other)
+
+    def on_device_sampling(self) -> None:
+        """Tokens picked by the model itself are the greedy ones."""
+        other = self.make_driver(on_device_sampling=True, seed=2)
+        wrong = 0
+        for prompt in self.prompts:
+            request = other.add_request(prompt.token_ids, prompt.features)
+            tokens, _ = other.generate([request], _SAMPLED_TOKENS)
+            other.release(request)
+            wrong += sum(
+                a != b
+                for a, b in zip(tokens[0], self.generated(prompt)[0][:_SAMPLED_TOKENS], strict=True)
+            )
+        self._counted(
+            "on-device sampling", len(self.prompts), wrong, f"{_SAMPLED_TOKENS} tokens each"
+        )
+
+    # ---------------------------------------------------------------------------------- parts
+
+    def logits(self, driver: PackageDriver, prompt: Prompt) -> torch.Tensor:
+        """Logits of every prompt token from the package; those of the main driver are kept."""
+        if driver is self.driver and prompt.name in self._own_logits:
+            return self._own_logits[prompt.name]
+        request = driver.add_request(prompt.token_ids, prompt.features)
+        logits = driver.prefill(request, rows=range(len(prompt.token_ids)))
+        driver.release(request)
+        if driver is self.driver:
+            self._own_logits[prompt.name] = logits
+        return logits
+
+    def generated(self, prompt: Prompt) -> tuple[list[int], torch.Tensor]:
+        """Tokens and their logits from the main driver, one request alone; computed once."""
+        if prompt.name not in self._own_tokens:
+            request = self.driver.add_request(prompt.token_ids, prompt.features)
+            tokens, logits = self.driver.generate([request], NEW_TOKENS)
+            self.driver.release(request)
+            self._own_tokens[prompt.name] = tokens[0], logits[0]
+        return self._own_tokens[prompt.name]
+
+    def _compare_with(self, check: str, other: PackageDriver) -> None:
+        """Prefill and a few decode steps of another driver against the main one's."""
+        comparison, wrong, steps = Comparison(), 0, 8
+        for prompt in self.prompts:
+            comparison.add(
+                prompt.name, self.logits(other, prompt), self.logits(self.driver, prompt)
+            )
+            request = other.add_request(prompt.token_ids, prompt.features)
+            tokens, logits = other.generate([request], steps)
+            other.release(request)
+            alone, alone_logits = self.generated(prompt)
+            wrong += tokens[0] != alone[:steps]
+            comparison.add(f"{prompt.name}, decode", logits[0], alone_logits[:steps])
+        self._same(check, comparison, wrong)
+
+    def _compared(self, check: str, comparison: Comparison, limit: float) -> None:
+        self.report.compared(GROUP, check, comparison, limit)
+
+    def _same(self, check: str, comparison: Comparison, wrong: int) -> None:
+        detail = f"{wrong} prompts with other tokens" if wrong else "same tokens"
+        if wrong:
+            comparison.worst = max(comparison.worst, 1.0)
+        self.report.compared(GROUP, check, comparison, SAME_LIMIT, detail)
+
+    def _counted(self, check: str, inputs: int, wrong: int, detail: str) -> None:
+        row = Row(GROUP, check, inputs, float(wrong), 0.0, wrong == 0, f"differing; {detail}")
+        self.report.rows.append(row)
+
+
+def _continued(prompt: Prompt, tokens: Sequence[int]) -> Prompt:
+    """A prompt with text tokens after it."""
+    inputs = dict(prompt.inputs)
+    more = torch.tensor([list(tokens)])
+    inputs["input_ids"] = torch.cat([inputs["input_ids"], more], dim=1)
+    for name, value in (("attention_mask", 1), ("mm_token_type_ids", 0)):
+        if name in inputs:
+            filling = torch.full_like(more, value).to(inputs[name].dtype)
+            inputs[name] = torch.cat([inputs[name], filling], dim=1)
+    return Prompt(prompt.name, inputs, [*prompt.token_ids, *tokens], prompt.features)

@@ -1,0 +1,271 @@
+"""Tensor and data parallel runs in real processes, against one rank.
+
+The checkpoint has 8 query heads and 2 key/value heads, so that at TP 4 each KV head is on two
+ranks, and an odd vocabulary, so that it is padded at every TP. All its logits of text are negative:
+a padded row, whose logit is zero, would be picked if the model did not mask it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing.forkserver
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from vlmgen.standin.ranks import RankProcesses
+from vlmgen.tiny.build import build_tiny
+from vlmgen.validate.compare import Comparison
+from vlmgen.validate.driver import PackageDriver
+from vlmgen.validate.package import load_factory
+from vlmgen.validate.reference import Prompt, Reference
+from vlmgen.validate.report import Report, Row
+
+if TYPE_CHECKING:
+    from vlmgen.spec import Spec
+
+GROUP = "parallel"
+LIMIT = 1e-5
+NEW_TOKENS = 8
+_SMALL_LAYOUTS = {2: ((2, 1), (1, 2)), 4: ((2, 2), (4, 1), (1, 4))}
+_TIMEOUT = 300.0
+
+
+@dataclass(frozen=True)
+class ParallelLayout:
+    """Text TP over all ranks, vision TP x DP over the same ranks."""
+
+    world_size: int
+    vision_tp: int
+    vision_dp: int
+
+    @property
+    def name(self) -> str:
+        """Row of the report."""
+        return f"tp {self.world_size}, vision tp {self.vision_tp} x dp {self.vision_dp}"
+
+
+def layouts(world_size: int) -> list[ParallelLayout]:
+    """The vision splits that are run on a world of 2 or 4 ranks."""
+    return [ParallelLayout(world_size, tp, dp) for tp, dp in _SMALL_LAYOUTS[world_size]]
+
+
+WORLD_SIZES = tuple(_SMALL_LAYOUTS)
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """What one rank computed, per prompt.
+
+    Args:
+        logits: Prefill `[n, V]`.
+        tokens: Greedy tokens, picked here.
+        step_logits: Logits they came from, `[NEW_TOKENS, V]`.
+        sampled: Greedy tokens, picked by the model.
+        sampled_logits: Logits gathered by the model that samples.
+    """
+
+    logits: list[torch.Tensor]
+    tokens: list[list[int]]
+    step_logits: list[torch.Tensor]
+    sampled: list[list[int]]
+    sampled_logits: list[torch.Tensor]
+
+
+def build_parallel_checkpoint(spec: Spec, out: Path) -> Path:
+    """A tiny checkpoint whose heads and vocabulary make sharding hard; see the module."""
+    sizes = {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "vocab_size": 323,
+        "rope_parameters": {"mrope_section": [6, 5, 5]},
+    }
+    folder = build_tiny(spec, out, seed=3, text=sizes)
+    push_logits_down(folder, spec)
+    return folder
+
+
+def push_logits_down(checkpoint: Path, spec: Spec) -> None:
+    """Rewrite a checkpoint so that every text token's logits are negative.
+
+    Channel 0 of the residual stream carries the constant 8, which nothing writes to, and the head
+    weighs it with -4.
+    """
+    from safetensors.torch import load_file, save_file
+
+    (path,) = checkpoint.glob("*.safetensors")
+    tensors = load_file(path)
+    layout, names = spec.weights.layouts[0], spec.weights.text
+    writers = (f".{names.o}.weight", f".{names.down}.weight")
+    for name, tensor in tensors.items():
+        if name.startswith(layout.text) and name.endswith(writers):
+            tensor[0] = 0.0
+    tensors[f"{layout.text}{names.embed_tokens}.weight"][:, 0] = 8.0
+    tensors[f"{layout.text}{names.norm}.weight"][0] = 1.0
+    tensors[f"{layout.head}weight"][:, 0] = -4.0
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+class ParallelRuns:
+    """Compares parallel runs of one package with a run on one rank.
+
+    Args:
+        package: Folder of the package.
+        checkpoint: The checkpoint.
+        prompts: A few prompts.
+        settings: Further arguments of `PackageDriver`.
+        report: Takes the rows.
+    """
+
+    def __init__(
+        self,
+        package: Path,
+        checkpoint: Path,
+        prompts: Sequence[Prompt],
+        settings: Mapping[str, Any],
+        report: Report,
+    ) -> None:
+        self.package, self.checkpoint, self.prompts = package, checkpoint, list(prompts)
+        self.settings, self.report = dict(settings), report
+        self._single: RankResult | None = None
+
+    @property
+    def single(self) -> RankResult:
+        """The run on one rank, in this process; computed once."""
+        if self._single is None:
+            factory = load_factory(self.package)
+            self._single = run_rank(factory, self.checkpoint, self.prompts, self.settings)
+        return self._single
+
+    def check_reference(self, reference: Reference) -> None:
+        """The one rank itself, against Hugging Face."""
+        comparison = Comparison()
+        for prompt, logits in zip(self.prompts, self.single.logits, strict=True):
+            comparison.add(prompt.name, logits, reference.logits(prompt))
+        self.report.compared(GROUP, "tp 1 against Hugging Face", comparison, 1e-4)
+        lowest = max(float(rows.max()) for rows in self.single.step_logits)
+        if lowest >= 0.0:
+            raise ValueError(f"the checkpoint is of no use: a logit is {lowest:g}, not negative")
+
+    def check_world(self, world_size: int, progress: Callable[[str], None]) -> None:
+        """Every vision split of one world size; the processes are started once."""
+        single = self.single
+        arguments = (str(self.package), str(self.checkpoint), self.prompts, self.settings)
+        prepare_fast_start()
+        ranks = RankProcesses(world_size, start_rank, arguments, start_method="forkserver")
+        with ranks, tempfile.TemporaryDirectory(prefix="vlmgen-parallel-") as folder:
+            for layout in layouts(world_size):
+                progress(layout.name)
+                meeting = str(Path(folder) / f"{layout.vision_tp}x{layout.vision_dp}")
+                ranks.call([(layout.vision_tp, layout.vision_dp, meeting)] * world_size)
+                self._judge(layout, single, ranks.collect(_TIMEOUT))
+
+    def _judge(self, layout: ParallelLayout, single: RankResult, ranks: list[RankResult]) -> None:
+        comparison, wrong, sampled_wrong = Comparison(), 0, 0
+        for rank, result in enumerate(ranks):
+            for index, prompt in enumerate(self.prompts):
+                name = f"{prompt.name}, rank {rank}"
+                for ours, theirs in (
+                    (result.logits, single.logits),
+                    (result.step_logits, single.step_logits),
+                    (result.sampled_logits, single.sampled_logits),
+                ):
+                    comparison.add(name, ours[index], theirs[index])
+                wrong += result.tokens[index] != single.tokens[index]
+                sampled_wrong += result.sampled[index] != single.tokens[index]
+        count = len(ranks) * len(self.prompts)
+        detail = f"tokens differ {wrong} times" if wrong else "same tokens"
+        if wrong:
+            comparison.worst = max(comparison.worst, 1.0)
+        self.report.compared(GROUP, layout.name, comparison, LIMIT, detail)
+        self.report.rows.append(
+            Row(
+                GROUP,
+                f"{layout.name}, on-device sampling",
+                count,
+                float(sampled_wrong),
+                0.0,
+                sampled_wrong == 0,
+                f"differing; {NEW_TOKENS} tokens each",
+            )
+        )
+
+
+def run_rank(
+    factory: type, checkpoint: str | Path, prompts: Sequence[Prompt], settings: Mapping[str, Any]
+) -> RankResult:
+    """Everything that one rank computes, with and without sampling in the model."""
+    driver = PackageDriver(factory, checkpoint, **settings)
+    result = RankResult([], [], [], [], [])
+    for prompt in prompts:
+        request = driver.add_request(prompt.token_ids, prompt.features)
+        result.logits.append(driver.prefill(request, rows=range(len(prompt.token_ids))))
+        driver.release(request)
+    _generate(driver, prompts, result.tokens, result.step_logits)
+    sampling = PackageDriver(
+        factory, checkpoint, on_device_sampling=True, neuron_config={"max_logprobs": 5}, **settings
+    )
+    _generate(sampling, prompts, result.sampled, result.sampled_logits)
+    return result
+
+
+def _generate(
+    driver: PackageDriver,
+    prompts: Sequence[Prompt],
+    tokens: list[list[int]],
+    logits: list[torch.Tensor],
+) -> None:
+    """All prompts in one batch as large as the driver's."""
+    size = max(driver.seq_buckets)
+    for start in range(0, len(prompts), size):
+        group = prompts[start : start + size]
+        requests = [driver.add_request(prompt.token_ids, prompt.features) for prompt in group]
+        new_tokens, rows = driver.generate(requests, NEW_TOKENS)
+        tokens += new_tokens
+        logits += rows
+        for request in requests:
+            driver.release(request)
+
+
+def start_rank(
+    rank: int, package: str, checkpoint: str, prompts: list[Prompt], settings: Mapping[str, Any]
+) -> Callable[[int, int, str], RankResult]:
+    """Called once in every rank's process; returns what answers for one vision split."""
+    factory = load_factory(Path(package))
+
+    def answer(vision_tp: int, vision_dp: int, meeting_point: str) -> RankResult:
+        regroup(vision_tp, vision_dp, meeting_point)
+        sizes = {"tp_size": vision_tp, "dp_size": vision_dp}
+        vision = {**settings["vision_neuron_config"], **sizes}
+        return run_rank(factory, checkpoint, prompts, {**settings, "vision_neuron_config": vision})
+
+    return answer
+
+
+def regroup(vision_tp: int, vision_dp: int, meeting_point: str) -> None:
+    """Take this process's groups down and put them up again with another vision split."""
+    from vllm_neuron.parallel import neuron_parallel_state as state
+
+    world_size, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
+    state.destroy_neuron_distributed_environment()
+    state.init_neuron_distributed_environment(
+        world_size=world_size,
+        rank=rank,
+        local_rank=rank,
+        distributed_init_method=f"file://{meeting_point}",
+        backend="gloo",
+        tensor_parallel_size=world_size,
+        vision_tp_size=vision_tp,
+        vision_dp_size=vision_dp,
+    )
+
+
+def prepare_fast_start() -> None:
+    """Let the process that ranks are forked from import everything once, unless it runs already."""
+    preload = ["vlmgen.standin.rank_imports", "vlmgen.validate.parallel"]
+    multiprocessing.forkserver.set_forkserver_preload(preload)
+    multiprocessing.forkserver.ensure_running()
