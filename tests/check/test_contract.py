@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
+import json
 from pathlib import Path
 
 import pytest
 
 from vlmgen.check.api import (
+    DATA,
     Api,
     ApiModule,
     Param,
@@ -93,7 +97,9 @@ def test_a_finding_is_one_line_with_place_rule_and_fix(edited) -> None:
     (finding,) = check_contract(read_package(root), recorded_api())
     line = str(finding)
     assert "\n" not in line
-    assert line.startswith(f"{root.as_posix()}/vllm_neuron_qwen3_vl/model.py:{finding.line}: VG103 ")
+    assert line.startswith(
+        f"{root.as_posix()}/vllm_neuron_qwen3_vl/model.py:{finding.line}: VG103 "
+    )
     assert finding.rule in line and line.endswith(finding.fix) and "softmax_scale" in finding.fix
 
 
@@ -135,16 +141,39 @@ def test_a_call_must_fit_every_release() -> None:
     assert [(code, "new" in message) for code, message, _ in problems] == [("VG104", True)]
 
 
-def test_recorded_names_exist_in_the_installed_vllm() -> None:
-    pytest.importorskip("vllm", reason="vLLM is not installed")
-    import importlib
+def test_recorded_vllm_signatures_are_those_of_the_installed_release() -> None:
+    found = importlib.util.find_spec("vllm")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("vLLM is not installed")
+    root = Path(found.submodule_search_locations[0]).parent
+    data = json.loads((DATA / "vllm_names.json").read_text())
+    release = next((r for r in data["releases"] if any(root.glob(f"vllm*-{r}*.dist-info"))), None)
+    if release is None:
+        pytest.skip("the installed vLLM is none of the recorded releases")
+    compared = 0
+    for module in data["modules"].values():
+        for name, entry in module.items():
+            tree = ast.parse((root / entry["evidence"]).read_text())
+            top = {getattr(node, "name", ""): node for node in tree.body}
+            if entry["kind"] == "function":
+                assert _parameters(top[name].args) == entry["params"][release], name
+                compared += 1
+                continue
+            cls = top["_ModelRegistry" if name == "ModelRegistry" else name]
+            methods = {getattr(node, "name", ""): node for node in cls.body}
+            for method, params in entry["methods"].items():
+                assert _parameters(methods[method].args)[1:] == params[release], method
+                compared += 1
+    assert compared > 5
 
-    for name, module in recorded_api().modules.items():
-        if name.split(".")[0] != "vllm" or name == "vllm.model_executor.models.qwen3_vl":
-            continue
-        loaded = importlib.import_module(name)
-        for item in module.names():
-            assert hasattr(loaded, item), f"{name}.{item}"
+
+def _parameters(arguments: ast.arguments) -> list[dict[str, object]]:
+    positional = [*arguments.posonlyargs, *arguments.args]
+    first_default = len(positional) - len(arguments.defaults)
+    return [
+        {"name": a.arg, "kind": "positional_or_keyword", "required": i < first_default}
+        for i, a in enumerate(positional)
+    ]
 
 
 def test_installed_plugin_without_drift(package: Path) -> None:

@@ -7,14 +7,16 @@ from pathlib import Path
 import pytest
 
 from vlmgen.check.api import recorded_api
-from vlmgen.check.model_class import check_model_class
+from vlmgen.check.model_class import check_model_class, processor_keywords
 from vlmgen.check.source import read_package
+from vlmgen.spec.load import load_spec
 
 ARCHITECTURE = "Qwen3VLForConditionalGeneration"
+INPUTS = ["pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw"]
 
 
 def check(root: Path):
-    return check_model_class(read_package(root), recorded_api(), ARCHITECTURE)
+    return check_model_class(read_package(root), recorded_api(), ARCHITECTURE, INPUTS)
 
 
 def test_the_committed_package_fits(package: Path) -> None:
@@ -31,7 +33,7 @@ FAULTS = [
      "self, tokens: Sequence[int], mm_features", "VG111", "input_tokens"),
     ("model.py", ", **_: Any) -> None", ") -> None", "VG111", "further keywords"),
     ("model.py", "mm_hashes: Sequence[str] | None=None, pixel_values_videos",
-     "hashes: Sequence[str], pixel_values_videos", "VG111", "requires hashes"),
+     "hashes: Sequence[str] | None=None, pixel_values_videos", "VG111", "swallows mm_hashes"),
     ("model.py", "cache_dir: str | None=None) -> None",
      "cache_dir: str, revision: str) -> None", "VG111", "revision"),
     ("model.py", "logit_mask: torch.Tensor | None=None,", "mask: torch.Tensor | None=None,",
@@ -47,8 +49,8 @@ FAULTS = [
     ("factory.py", "def get_max_pixels_token_count(", "def max_pixels(", "VG114",
      "get_max_pixels_token_count"),
     ("factory.py", "    _processor_factory = ", "    _processor = ", "VG114", "_processor_factory"),
-    ("factory.py", "class Qwen3VLForConditionalGeneration(", "class Qwen3VlForConditionalGeneration(",
-     "VG114", ARCHITECTURE),
+    ("factory.py", f"class {ARCHITECTURE}(", "class Qwen3VlForConditionalGeneration(", "VG114",
+     ARCHITECTURE),
     ("factory.py", "text_neuron_config: NeuronConfig | None=None, ", "", "VG111",
      "text_neuron_config"),
     ("__init__.py", "    registry.get_models = get_models", "    pass", "VG115", "get_models"),
@@ -61,6 +63,10 @@ def test_a_seeded_fault_is_found(edited, name, old, new, code, named) -> None:
     findings = check(edited(name, old, new))
     found = [finding for finding in findings if finding.code == code]
     assert found and any(named in finding.message for finding in found), findings
+
+
+def test_processor_keywords_come_from_the_spec(qwen3_vl_spec: Path) -> None:
+    assert processor_keywords(load_spec(qwen3_vl_spec)) == INPUTS
 
 
 def test_the_harness_alone_reports_nothing(edited) -> None:

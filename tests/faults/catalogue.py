@@ -1,7 +1,7 @@
 """Wrong variants of the Qwen3-VL package, and for each the generated test that must notice it.
 
-A fault replaces text that occurs exactly once in one generated file. If a template changes so that the
-text is gone, the suite says so: a fault that cannot be seeded proves nothing.
+A fault replaces text that occurs exactly once in one generated file. If a template changes so that
+the text is gone, the suite says so: a fault that cannot be seeded proves nothing.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ FAULTS = (
     Fault(
         "erf for tanh GELU in the tower's MLP",
         VISION,
-        "hidden = gelu_tanh(hidden @ self.fc1_weight + self.fc1_bias)",
-        "hidden = gelu(hidden @ self.fc1_weight + self.fc1_bias)",
+        "hidden = gelu_tanh(linear(hidden, self.fc1_weight, self.fc1_bias))",
+        "hidden = gelu(linear(hidden, self.fc1_weight, self.fc1_bias))",
         "test_vision.py::test_mlp",
     ),
     Fault(
         "tanh for erf GELU in the mergers",
         VISION,
-        "hidden = gelu(hidden @ self.fc1_weight + self.fc1_bias)",
-        "hidden = gelu_tanh(hidden @ self.fc1_weight + self.fc1_bias)",
+        "hidden = gelu(linear(hidden, self.fc1_weight, self.fc1_bias))",
+        "hidden = gelu_tanh(linear(hidden, self.fc1_weight, self.fc1_bias))",
         "test_vision.py::test_merger",
     ),
     Fault(
@@ -114,8 +114,7 @@ FAULTS = (
     Fault(
         "naive column shard of the tower's fused QKV",
         LOADERS,
-        "starts = (third * hidden_size + rank % tp_size * width for third in range(3))\n"
-        "        return torch.cat([slices[0][start : start + width, :].t() for start in starts], dim=1)",
+        "return torch.cat([slices[0][start : start + width, :].t() for start in starts], dim=1)",
         "first = rank % tp_size * 3 * width\n"
         "        return slices[0][first : first + 3 * width, :].t()",
         "test_parallel.py::test_vision_module",
@@ -216,8 +215,8 @@ FAULTS = (
     Fault(
         "bias added on every rank",
         VISION,
-        "return _sum_over(self.tp_group, output) + self.proj_bias",
-        "return _sum_over(self.tp_group, output + self.proj_bias)",
+        "return group.all_reduce(x @ weight) + bias",
+        "return group.all_reduce(x @ weight + bias)",
         "test_parallel.py::test_vision_module",
     ),
     Fault(
@@ -267,7 +266,7 @@ FAULTS = (
     Fault(
         "padded tail of the vocabulary can be sampled",
         MODEL,
-        "return logits.masked_fill(columns >= text.vocab_size, float(\"-inf\"))",
+        'return logits.masked_fill(columns >= text.vocab_size, float("-inf"))',
         "return logits",
         "test_parallel.py::test_the_padded_tail_of_the_vocabulary_is_never_sampled",
     ),

@@ -2,9 +2,9 @@
 
     python tests/faults/seed.py PACKAGE WORKDIR > outcomes.json
 
-torch, transformers and vLLM are imported once; the package and its tests are imported anew for each
-fault. Prints a JSON object: fault name -> test file::test -> "passed" or "failed". The name "" is the
-package as it is.
+torch, transformers and vLLM are imported once; the package and its tests are imported anew for
+each fault. Prints a JSON object: fault name -> test file::test -> "passed" or "failed". The name ""
+is the package as it is.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def seed(package: Path, workdir: Path, fault: Fault | None) -> Path:
         file = module / fault.file
         text = file.read_text(encoding="utf-8")
         if text.count(fault.old) != 1:
-            raise ValueError(f"{fault.name}: {fault.file} holds its text {text.count(fault.old)} times")
+            times = text.count(fault.old)
+            raise ValueError(f"{fault.name}: {fault.file} holds its text {times} times")
         file.write_text(text.replace(fault.old, fault.new), encoding="utf-8")
     return copy
 

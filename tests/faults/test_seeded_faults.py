@@ -1,4 +1,4 @@
-"""Every wrong variant of the package makes the test that is named for it fail, and no other reason does."""
+"""Every wrong variant of the package makes the test fail that is named for it."""
 
 import json
 import os

@@ -14,13 +14,17 @@ SCRATCH = 99
 Grid = tuple[int, int, int]
 
 
-def bins_of(places: Sequence[tuple[int, int]], sizes: Sequence[int], blocks: int) -> list[list[int]]:
+def bins_of(
+    places: Sequence[tuple[int, int]], sizes: Sequence[int], blocks: int
+) -> list[list[int]]:
     """Indexes in each block, in the order in which they were placed (largest first)."""
     order = sorted(range(len(places)), key=lambda i: (-sizes[i], i))
     return [[i for i in order if places[i][0] == block] for block in range(blocks)]
 
 
-def recorded_batch(grids: Sequence[Grid], assignment: dict[str, Any], merge: int = 1) -> VisionBatch:
+def recorded_batch(
+    grids: Sequence[Grid], assignment: dict[str, Any], merge: int = 1
+) -> VisionBatch:
     """A batch laid out as a record says: items of a block lie in the order of their index."""
     frames: list[Frame] = []
     places: dict[int, tuple[int, int]] = {}
@@ -37,9 +41,7 @@ def recorded_batch(grids: Sequence[Grid], assignment: dict[str, Any], merge: int
             for step in range(t):
                 places[first_frame[item] + step] = (block, offset)
                 offset += h * w
-    items = tuple(
-        Item(str(item), (t * h * w // merge**2,)) for item, (t, h, w) in enumerate(grids)
-    )
+    items = tuple(Item(str(item), (t * h * w // merge**2,)) for item, (t, h, w) in enumerate(grids))
     return VisionBatch(
         items,
         tuple(frames),

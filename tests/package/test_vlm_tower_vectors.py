@@ -42,10 +42,8 @@ TOLERANCE = {torch.float32: (2e-5, 2e-5), torch.bfloat16: (0.016, 0.06)}
 # ------------------------------------------------------------------------- building the tower
 
 
-def vision_config(
-    sizes: dict[str, Any], dtype: torch.dtype = torch.float32
-) -> Qwen3VLVisionConfig:
-    """The recorded sizes; not through `from_configs`, which refuses blocks of 32 and no deepstack."""
+def vision_config(sizes: dict[str, Any], dtype: torch.dtype = torch.float32) -> Qwen3VLVisionConfig:
+    """The recorded sizes, past `from_configs`, which refuses blocks of 32 and no deepstack."""
     levels = tuple(sizes["deepstack_visual_indexes"])
     return Qwen3VLVisionConfig(**{**sizes, "deepstack_visual_indexes": levels}, dtype=dtype)
 
@@ -228,9 +226,7 @@ def test_bf16_tower_is_as_close_to_float32_as_the_plugins(
     assert error.norm() < 1.25 * recorded.norm()  # the rule says 3
 
 
-def test_hidden_states_of_every_block(
-    checkpoint: SafetensorsCheckpoint, erf_gelu: None
-) -> None:
+def test_hidden_states_of_every_block(checkpoint: SafetensorsCheckpoint, erf_gelu: None) -> None:
     """Finds the first deviation: after the embedding, after each block, after each merger."""
     (vector,) = [v for v in vectors("tower") if v.case == "two_images_ds3_f32"]
     args, outputs = vector.args, vector.outputs
@@ -319,7 +315,7 @@ def _model_and_cache(
     checkpoint: SafetensorsCheckpoint | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Qwen3VLNeuronModel, EncoderCacheBlocks]:
-    """The top-level class with the recorded settings; without a checkpoint its tower only listens."""
+    """The top-level class with the recorded settings; without a checkpoint the tower only listens."""
     vision = vision_config(args["config"], dtype)
     sizes = args["encoder_cache"]
     config = both_towers(vision)
@@ -436,9 +432,7 @@ def test_rows_are_cast_to_the_dtype_of_the_cache(
 
 
 @cases("test_a_cache_of_another_width_fails")
-def test_a_cache_of_another_width_fails(
-    vector: Vector, checkpoint: SafetensorsCheckpoint
-) -> None:
+def test_a_cache_of_another_width_fails(vector: Vector, checkpoint: SafetensorsCheckpoint) -> None:
     tower, inputs = _errors_tower(checkpoint), tower_inputs(vector.args)
     vector.expect_raises(lambda: tower(**inputs))
 
@@ -460,9 +454,7 @@ def test_larger_cache_blocks_take_the_rows_by_offset(
 
 
 @cases("test_one_scratch_id_per_vision_block")
-def test_one_scratch_id_per_vision_block(
-    vector: Vector, checkpoint: SafetensorsCheckpoint
-) -> None:
+def test_one_scratch_id_per_vision_block(vector: Vector, checkpoint: SafetensorsCheckpoint) -> None:
     tower, args = _errors_tower(checkpoint), vector.args
     full = {**args, "write_block_ids": torch.tensor([1, 2])}
     inputs = {**tower_inputs(full), "write_block_ids": args["write_block_ids"]}
@@ -652,9 +644,7 @@ REFUSALS = {
 
 
 @cases("test_embed_refuses_before_it_allocates")
-def test_embed_refuses_before_it_allocates(
-    vector: Vector, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_embed_refuses_before_it_allocates(vector: Vector, monkeypatch: pytest.MonkeyPatch) -> None:
     outputs = vector.outputs
     allocated = [key for key, ids in outputs["block_ids"].items() if ids is not None]
     assert len(allocated) == 2, "the plugin leaves two items allocated"

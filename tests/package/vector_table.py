@@ -7,8 +7,8 @@ A rule names cases of one topic, what becomes of them, and the test that shows i
                  offset, the convolution kernel is stored flat, weights of positions stay float32)
     different    the package deliberately does something else; the test asserts both values
 
-The tests take their cases from here, so a case in no rule fails `test_every_vector_is_accounted_for`
-and a case in a rule is run.
+The tests take their cases from here: a case in a rule is run, and a case in no rule fails
+`test_every_vector_is_accounted_for`.
 """
 
 from __future__ import annotations
@@ -135,7 +135,9 @@ RULES = (
     Rule("preprocessing", "flat_bounds_*", "adapted", "test_bounds_of_frames_back_to_back"),
     # --------------------------------------------------------------------------------- merge
     Rule("merge", "local_*", "reproduced", "test_token_indices_become_rows_of_the_rank"),
-    Rule("merge", "dummy_row dummy_row_cast", "reproduced", "test_rows_without_a_place_are_dropped"),
+    Rule(
+        "merge", "dummy_row dummy_row_cast", "reproduced", "test_rows_without_a_place_are_dropped"
+    ),
     Rule("merge", "dummy_row_beyond", "reproduced", "test_only_one_sentinel_is_legal"),
     Rule(
         "merge",
@@ -176,7 +178,7 @@ RULES = (
         "one_dim_f32 two_rows_are_batch_f32 three_dims_f32",
         "different",
         "test_only_three_rows_of_positions_are_taken",
-        "the runner hands over [3, T] and nothing else; another shape is a fault (reported fault O3)",
+        "the runner hands over [3, T]; another shape is a fault (reported fault O3)",
     ),
     Rule("text_mrope", "interleave_6_5_5", "adapted", "test_each_frequency_has_one_axis"),
     # ------------------------------------------------------------------------------ text_ops
@@ -229,15 +231,15 @@ RULES = (
         "one_image_ds_unsorted_f32",
         "adapted",
         "test_tower_in_float32",
-        "equal with the plugin's erf GELU seeded; with the family's tanh GELU off by the noted step",
+        "equal with the plugin's erf GELU seeded; with tanh GELU off by the noted step",
     ),
     Rule(
         "tower",
         "two_images_ds?_bf16 two_frames_ds?_bf16 three_frames_ds1_bf16",
         "adapted",
         "test_tower_in_bf16",
-        "equal with the plugin's bf16 rotation and position sum seeded as well; without, as close to "
-        "the float32 tower as the plugin",
+        "equal with the plugin's bf16 rotation and position sum seeded as well; without them as "
+        "close to the float32 tower as the plugin is",
     ),
     Rule(
         "tower",
@@ -260,7 +262,9 @@ RULES = (
         "test_rows_are_cast_to_the_dtype_of_the_cache",
         "the runner's cache is bf16 whatever the tower's dtype",
     ),
-    Rule("tower_errors", "buffer_width_mismatch", "reproduced", "test_a_cache_of_another_width_fails"),
+    Rule(
+        "tower_errors", "buffer_width_mismatch", "reproduced", "test_a_cache_of_another_width_fails"
+    ),
     Rule(
         "tower_errors",
         "buffer_rows_mismatch",

@@ -126,13 +126,23 @@ class Vector:
         """
         if expected is ...:
             expected = self.outputs
+        rule = self.entry.get("compare", "exact")
+        if output is None and isinstance(rule, dict) and "rtol" not in rule:
+            assert isinstance(actual, dict) and set(actual) == set(expected), self.name
+            for name in expected:
+                compare(actual[name], expected[name], self._tolerance(name), f"{self.name}.{name}")
+            return
         compare(actual, expected, self._tolerance(output), self.name)
 
     def _tolerance(self, output: str | None) -> tuple[float, float] | None:
         rule = self.entry.get("compare", "exact")
-        if isinstance(rule, dict) and output is not None and output in rule:
-            rule = rule[output]
-        return None if rule == "exact" else (rule["rtol"], rule["atol"])
+        if isinstance(rule, dict) and "rtol" not in rule:
+            rule = rule.get(output, "exact")  # tolerances by output; the others are exact
+        if rule == "exact":
+            return None
+        if isinstance(rule, str):
+            raise ValueError(f"{self.name}: {output} is compared as follows, by hand: {rule}")
+        return rule["rtol"], rule["atol"]
 
     def expect_raises(self, call: Callable[[], Any]) -> None:
         """Assert that a call fails as recorded.

@@ -119,6 +119,8 @@ def _anywhere(module: Module, types: Types) -> Iterator[Finding]:
                     node, "VG209", f"uses {name or 'an imported GELU'}",
                     "write the formula out with erf or tanh"
                 )  # fmt: skip
+        if isinstance(node, ast.Assign):
+            yield from _router_dtype(node, report)
         if not isinstance(node, ast.Call):
             continue
         name = call_name(node)
@@ -149,6 +151,22 @@ def _layer_dtype(node: ast.Call, name: str, report: Report) -> Iterator[Finding]
             yield report(node, "VG210", f"{last} without explicit dtype", "pass dtype=config.dtype")
         if last.endswith("Norm") and not keywords & {"eps", None}:
             yield report(node, "VG211", f"{last} without explicit eps", "pass eps from the config")
+
+
+def _router_dtype(node: ast.Assign, report: Report) -> Iterator[Finding]:
+    """A router's weight is float32 whatever the model's dtype."""
+    names = [t.attr for t in node.targets if isinstance(t, ast.Attribute) and is_self_attribute(t)]
+    if not any("router" in name for name in names):
+        return
+    for call in ast.walk(node.value):
+        for keyword in call.keywords if isinstance(call, ast.Call) else ():
+            if keyword.arg == "dtype" and ast.unparse(keyword.value) != "torch.float32":
+                yield report(
+                    node,
+                    "VG216",
+                    f"{', '.join(names)} has dtype {ast.unparse(keyword.value)}",
+                    "make it dtype=torch.float32",
+                )
 
 
 def _has_dtype(call: ast.Call) -> bool:

@@ -9,11 +9,15 @@ import ast
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from vlmgen.check.api import Api, Signature
 from vlmgen.check.finding import Finding
 from vlmgen.check.source import Module, PackageSource
 from vlmgen.check.types import OwnClass, OwnFunction, Types, self_assignments
+
+if TYPE_CHECKING:
+    from vlmgen.spec.model import Spec
 
 FACTORY_METHODS = (
     "get_vision_token_merge_factor",
@@ -35,20 +39,31 @@ class _Class:
         return {n.name: n for n in self.node.body if isinstance(n, ast.FunctionDef)}
 
 
-def check_model_class(source: PackageSource, api: Api, architecture: str) -> list[Finding]:
+def check_model_class(
+    source: PackageSource, api: Api, architecture: str, inputs: Sequence[str]
+) -> list[Finding]:
     """The members that the runner calls, with the parameters it passes.
 
     Args:
         source: The package.
         api: The contract.
         architecture: Name under which the model is registered.
+        inputs: Keywords of the processor that reach `embed_multimodal`.
     """
-    return sorted(set(_Checker(source, api, architecture).run()))
+    return sorted(set(_Checker(source, api, architecture, inputs).run()))
+
+
+def processor_keywords(spec: Spec) -> list[str]:
+    """What the Hugging Face processor makes of a family's images and videos."""
+    modalities = spec.inputs.model_dump(exclude_none=True).values()
+    return [name for modality in modalities for name in modality.values()]
 
 
 class _Checker:
-    def __init__(self, source: PackageSource, api: Api, architecture: str) -> None:
-        self.source, self.architecture = source, architecture
+    def __init__(
+        self, source: PackageSource, api: Api, architecture: str, inputs: Sequence[str]
+    ) -> None:
+        self.source, self.architecture, self.inputs = source, architecture, list(inputs)
         self.types = Types(source, api)
         assert api.model is not None
         self.wanted = api.model
@@ -106,15 +121,33 @@ class _Checker:
                 yield from self._takes(model, method, BY_POSITION[name], ())
             elif name == "forward":
                 yield from self._forward(model, method, wanted)
+            elif name == "embed_multimodal":
+                yield from self._embed(model, method)
             else:
                 yield from self._takes(model, method, 0, _names(wanted))
-                if name == "embed_multimodal" and method.args.kwarg is None:
-                    yield self._finding(
-                        model, method, "VG111", "embed_multimodal takes no further keywords",
-                        "add **kwargs: processors pass more than the model uses"
-                    )  # fmt: skip
-                elif name != "embed_multimodal":
-                    yield from self._order(model, method, _names(wanted))
+                yield from self._order(model, method, _names(wanted))
+
+    def _embed(self, model: _Class, method: ast.FunctionDef) -> Iterator[Finding]:
+        wanted = ["encoder_cache", "mm_hashes", *self.inputs]
+        yield from self._takes(model, method, 0, wanted)
+        if method.args.kwarg is None:
+            yield self._finding(
+                model,
+                method,
+                "VG111",
+                "embed_multimodal takes no further keywords",
+                "add **kwargs: processors pass more than the model uses",
+            )
+            return
+        named = {a.arg for a in (*method.args.args, *method.args.kwonlyargs)}
+        if swallowed := [name for name in wanted if name not in named]:
+            yield self._finding(
+                model,
+                method,
+                "VG111",
+                f"embed_multimodal swallows {', '.join(swallowed)} in its further keywords",
+                "name the parameters that the runner passes",
+            )
 
     def _takes(
         self, owner: _Class, method: ast.FunctionDef, count: int, keywords: Sequence[str]

@@ -95,6 +95,8 @@ class Types:
         self._imports = {module.name: self._read_imports(module) for module in
                          source.modules.values()}  # fmt: skip
         self._busy: set[tuple[str, str]] = set()
+        self._scopes: dict[int, Scope] = {}
+        self._attributes: dict[tuple[str, str], Type | None] = {}
 
     def _read_imports(self, module: Module) -> dict[str, Type]:
         names: dict[str, Type] = {}
@@ -143,7 +145,9 @@ class Types:
 
     def scope(self, module: Module, node: FunctionNode, owner: str = "") -> Scope:
         """Names of a function: parameters by annotation, then assignments."""
-        return Scope(self, module, node, owner)
+        if id(node) not in self._scopes:
+            self._scopes[id(node)] = Scope(self, module, node, owner)
+        return self._scopes[id(node)]
 
     def annotation(self, node: ast.expr | None, module: Module) -> Type | None:
         """What an annotation stands for."""
@@ -195,6 +199,14 @@ class Types:
     def _own_attribute(self, owner: str, name: str) -> Type | None:
         if (owner, name) in self._busy:
             return None
+        if (owner, name) not in self._attributes:
+            found = self._find_attribute(owner, name)
+            if self._busy:  # part of a larger question, whose answer may be cut short by a cycle
+                return found
+            self._attributes[owner, name] = found
+        return self._attributes[owner, name]
+
+    def _find_attribute(self, owner: str, name: str) -> Type | None:
         self._busy.add((owner, name))
         try:
             module, cls = self.classes[owner]

@@ -116,7 +116,7 @@ class RankProcesses:
         startup_timeout: float = 180.0,
         **group_sizes: int,
     ) -> None:
-        context = multiprocessing.get_context(start_method)
+        context: Any = multiprocessing.get_context(start_method)
         if start_method == "forkserver":
             context.set_forkserver_preload(["vlmgen.standin.rank_imports"])
         self.world_size = world_size
@@ -199,7 +199,7 @@ class RankProcesses:
         deadline = time.monotonic() + timeout
         try:
             while len(answers) < self.world_size:
-                waiting = {
+                waiting: dict[Any, int] = {
                     connection: rank
                     for rank, connection in enumerate(self._connections)
                     if rank not in answers
@@ -208,6 +208,7 @@ class RankProcesses:
                 if not ready:
                     ranks = sorted(waiting.values())
                     raise RankError(f"ranks {ranks} did not answer within {timeout:g} s")
+                connection: Any
                 for connection in ready:
                     rank = waiting[connection]
                     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing.forkserver
 import tempfile
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -235,6 +236,7 @@ def start_rank(
     rank: int, package: str, checkpoint: str, prompts: list[Prompt], settings: Mapping[str, Any]
 ) -> Callable[[int, int, str], RankResult]:
     """Called once in every rank's process; returns what answers for one vision split."""
+    warnings.filterwarnings("ignore", category=FutureWarning)  # torch on its own collectives
     factory = load_factory(Path(package))
 
     def answer(vision_tp: int, vision_dp: int, meeting_point: str) -> RankResult:

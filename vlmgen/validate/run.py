@@ -61,8 +61,9 @@ def validate(
     with ExitStack() as stack:
         stack.enter_context(_one_thread())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vlmgen-validate-")))
-        stack.enter_context(one_rank())
-        run = _Run(package, spec, checkpoint, folder, progress)
+        if not parallel_state_exists():  # a caller may have made one already
+            stack.enter_context(one_rank())
+        run = Run(package, spec, checkpoint, folder, progress)
         progress("loading")
         if run.load():
             for group in groups:
@@ -72,7 +73,7 @@ def validate(
     return run.report
 
 
-class _Run:
+class Run:
     """What the groups share: models are built when the first check asks for them."""
 
     def __init__(
@@ -329,6 +330,17 @@ def store_results(report: Report, package: Path, family: str) -> Path:
     staged.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8", newline="\n")
     staged.replace(target)
     return target
+
+
+def parallel_state_exists() -> bool:
+    """Whether this process has its process groups; they must be a world of one."""
+    from vllm_neuron.parallel import neuron_parallel_state
+
+    if not neuron_parallel_state.is_initialized():
+        return False
+    if torch.distributed.get_world_size() != 1:
+        raise UsageError("validation starts its own ranks; call it from a single process")
+    return True
 
 
 def _used_share(row: Any) -> float:

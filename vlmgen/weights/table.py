@@ -1,7 +1,7 @@
 """Derive the weight table of a spec: parameter <- checkpoint keys + layout verb.
 
-The table is data. Templates write it into the package's `weight_mapping.py`, `vlmgen show` prints it, and the
-coverage proof checks it against the published checkpoints.
+The table is data. Templates write it into the package's `weight_mapping.py`, `vlmgen show` prints
+it, and the coverage proof checks it against the published checkpoints.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ class WeightEntry:
     """One row of the table.
 
     Attributes:
-        parameter: name in the package's module, with `{layer}`, `{block}` or `{level}` where it repeats.
+        parameter: name in the package's module, with `{layer}`, `{block}` or `{level}` where it
+            repeats.
         keys: checkpoint keys without the tower's prefix, in the order the loader takes them.
-        verb: how the keys become the parameter: `rename`, `transpose`, `fuse_qkv` (separate Q, K, V side by side),
-            `split_qkv_thirds` (this rank's heads out of each third), `flatten_transpose` (a convolution kernel),
-            `shard_rows` (vocabulary).
+        verb: how the keys become the parameter: `rename`, `transpose`, `fuse_qkv` (separate Q, K,
+            V side by side), `split_qkv_thirds` (this rank's heads out of each third),
+            `flatten_transpose` (a convolution kernel), `shard_rows` (vocabulary).
     """
 
     parameter: str
@@ -75,11 +76,15 @@ def _text_layer(spec: Spec) -> list[WeightEntry]:
             "fuse_qkv",
         )
     )
-    rows.append(WeightEntry(f"{own}self_attn.o_proj_weight", (f"{prefix}{names.o}.weight",), "transpose"))
+    rows.append(
+        WeightEntry(f"{own}self_attn.o_proj_weight", (f"{prefix}{names.o}.weight",), "transpose")
+    )
     if spec.text.attention.qk_norm != "none":
         rows += _norm(f"{own}self_attn.q_layernorm", f"{prefix}{names.q_norm}", kind)
         rows += _norm(f"{own}self_attn.k_layernorm", f"{prefix}{names.k_norm}", kind)
-    rows += _norm(f"{own}post_attention_layernorm", f"{prefix}{names.post_attention_layernorm}", kind)
+    rows += _norm(
+        f"{own}post_attention_layernorm", f"{prefix}{names.post_attention_layernorm}", kind
+    )
     rows += [
         WeightEntry(f"{own}mlp.{name}_proj_weight", (f"{prefix}{key}.weight",), "transpose")
         for name, key in (("gate", names.gate), ("up", names.up), ("down", names.down))
@@ -120,20 +125,26 @@ def weight_table(spec: Spec) -> WeightTable:
     """
     names, vision = spec.weights, spec.vision
     deepstack = (
-        _merger("deepstack_merger_list.{level}", names.vision.deepstack, vision.deepstack.merger.norm)
+        _merger(
+            "deepstack_merger_list.{level}", names.vision.deepstack, vision.deepstack.merger.norm
+        )
         if vision.deepstack is not None
         else []
     )
     return WeightTable(
         text=(
-            WeightEntry("embed_tokens.weight", (f"{names.text.embed_tokens}.weight",), "shard_rows"),
+            WeightEntry(
+                "embed_tokens.weight", (f"{names.text.embed_tokens}.weight",), "shard_rows"
+            ),
             *_norm("norm", names.text.norm, spec.text.norm.kind),
         ),
         text_layer=tuple(_text_layer(spec)),
         head=(WeightEntry("weight", ("weight",), "shard_rows"),),
         vision=(
             *_both("patch_embed.proj", names.vision.patch_embed, "flatten_transpose"),
-            WeightEntry("pos_embed.pos_embed_weight", (f"{names.vision.pos_embed}.weight",), "rename"),
+            WeightEntry(
+                "pos_embed.pos_embed_weight", (f"{names.vision.pos_embed}.weight",), "rename"
+            ),
             *_merger("merger", names.vision.merger, vision.merger.norm),
         ),
         vision_block=tuple(_vision_block(spec)),

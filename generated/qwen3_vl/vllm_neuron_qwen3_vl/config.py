@@ -303,7 +303,8 @@ def _parse_rope(
     rope, outside = _rope_settings(text), _rope_settings(raw)
     if rope and outside and rope != outside:
         problems.append(
-            f"rope settings at top level {outside} contradict those of {where} {rope}; state them once"
+            f"rope settings at top level {outside} contradict those of {where} {rope}; state "
+            "them once"
         )
     rope = dict(rope or outside)
     theta = rope.pop("rope_theta", None)
@@ -457,7 +458,8 @@ def _check_stored_quantization(sections: Iterable[Mapping[str, Any]], problems: 
         if stored:
             method = stored.get("quant_method") if isinstance(stored, Mapping) else stored
             problems.append(
-                f"quantization_config names the method {method!r}; this package loads unquantised checkpoints only "
+                f"quantization_config names the method {method!r}; this package loads "
+                "unquantised checkpoints only "
                 "(float32, bfloat16 or float16 tensors, no quantization_config)"
             )
 

@@ -191,7 +191,9 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 
 
 class Qwen3VLVisionMLP(nn.Module):
-    """Two matrices with bias, tanh GELU between them, stored `[in, out]`."""
+    """Two matrices with bias, tanh GELU between them, stored `[in,
+    out]`.
+    """
 
     def __init__(self, config: Qwen3VLVisionConfig) -> None:
         super().__init__()

@@ -32,13 +32,19 @@ class CheckpointError(ValueError):
 
 
 def expecting(shapes: Sequence[Shape], load: Callable) -> SafetensorsWeightLoader:
-    """A loader that checks the shapes of its slices and then calls `load(slices, rank)`."""
+    """A loader that checks shapes and dtypes of its slices and then calls `load(slices, rank)`."""
 
     def transform(slices: Sequence, rank: int) -> torch.Tensor:
         found = [tuple(piece.get_shape()) for piece in slices]
         if found != [tuple(shape) for shape in shapes]:
             raise CheckpointError(
                 f"shape in the checkpoint {found}, expected {[tuple(s) for s in shapes]}"
+            )
+        stored = [piece[:1].dtype for piece in slices]
+        if not set(stored) <= set(PLAIN_DTYPES):  # a cast would drop the scales in silence
+            raise CheckpointError(
+                f"stored as {stored}; quantised tensors are not supported, only float32, "
+                "bfloat16 and float16"
             )
         return load(slices, rank)
 
@@ -194,8 +200,8 @@ def load_tower(
     """Read this rank's share of one tower, in the dtype of its parameters.
 
     Raises:
-        CheckpointError: a tensor whose shape is not what the configuration asks for, or tensors that
-            are stored quantised, with their keys.
+        CheckpointError: a tensor whose shape is not what the configuration asks for, or tensors
+            that are stored quantised, with their keys.
     """
     parameters = dict(module.named_parameters())
     plain = {name: get_weight_loader(param=parameter) for name, parameter in parameters.items()}
@@ -214,17 +220,6 @@ def load_tower(
         for name, parameter in parameters.items():
             set_weight_loader(param=parameter, loader=plain[name])
     loaded, state = result.state_dict, {}
-    quantised = [
-        key
-        for name, tensor in loaded.items()
-        if tensor.dtype not in PLAIN_DTYPES
-        for key in mapping[name]
-    ]
-    if quantised:  # a cast would drop their scales in silence
-        raise CheckpointError(
-            f"{len(quantised)} tensors are stored quantised, but this package loads float32, bfloat16 and float16 "
-            f"only: {_some(quantised)}"
-        )
     for name in list(loaded):
         state[name] = loaded.pop(name).to(
             parameters[name].dtype

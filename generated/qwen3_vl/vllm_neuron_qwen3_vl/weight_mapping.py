@@ -4,6 +4,7 @@
 says what the loader does with them (`weight_loaders.py`); all matrices are stored `[in, out]`.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -144,18 +145,20 @@ VISION_LEVEL = (
 
 
 def find_layout(names: Iterable[str]) -> str:
-    """The layout whose prefixes explain the most checkpoint keys; the first one listed wins a
-    tie.
+    """The layout that most checkpoint keys belong to; the first one listed wins a tie.
+
+    A key belongs to the layouts that hold its longest matching prefix: `model.` also begins every
+    key of `model.language_model.`.
     """
-    names = list(names)
-
-    def explained(layout: Layout) -> int:
-        return sum(name.startswith((layout.text, layout.vision, layout.head)) for name in names)
-
-    def longest(layout: Layout) -> int:
-        return len(layout.text)
-
-    return max(LAYOUTS, key=lambda name: (explained(LAYOUTS[name]), longest(LAYOUTS[name])))
+    belongs: Counter[str] = Counter()
+    for name in names:
+        matched = {
+            layout: max((len(prefix) for prefix in prefixes if name.startswith(prefix)), default=-1)
+            for layout, prefixes in LAYOUTS.items()
+        }
+        longest = max(matched.values())
+        belongs.update(layout for layout, length in matched.items() if length == longest >= 0)
+    return max(LAYOUTS, key=lambda layout: belongs[layout])
 
 
 def build_mappings(config: Qwen3VLConfig, layout: Layout) -> dict[str, dict[str, list[str]]]:

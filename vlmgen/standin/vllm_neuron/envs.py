@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 __all__ = ["get_compile_backend_name"]
@@ -32,7 +33,7 @@ def _readers() -> dict[str, Callable[[], Any]]:
         "VLLM_NEURON_DISABLE_WARMUP_COMPILE",
         "NKI_SIMULATOR",
     )
-    readers: dict[str, Callable[[], Any]] = {name: (lambda n=name: _flag(n)) for name in flags}
+    readers: dict[str, Callable[[], Any]] = {name: partial(_flag, name) for name in flags}
     readers["VLLM_NEURON_LOG_LEVEL"] = lambda: os.environ.get("VLLM_NEURON_LOG_LEVEL", "INFO")
     readers["VLLM_NEURON_BACKEND"] = lambda: os.environ.get("VLLM_NEURON_BACKEND") or None
     readers["VLLM_NEURON_BARRIER_TIMEOUT"] = lambda: int(

@@ -52,7 +52,8 @@ def merge_vision_embeddings(
     rows = torch.cat(list(vision_embedding_blocks))  # [P * C, W]
     if not rows.shape[1] or rows.shape[1] % width:
         raise ValueError(
-            f"cached vision rows have width {rows.shape[1]}; it must be a multiple of the hidden size {width}"
+            f"cached vision rows have width {rows.shape[1]}; it must be a multiple of the hidden "
+            f"size {width}"
         )
     target = local_rows(vision_positions.reshape(-1), length, rank)
     merged = place_rows(hidden, target, rows[:, :width])

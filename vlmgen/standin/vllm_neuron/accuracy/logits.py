@@ -279,7 +279,7 @@ def multi_prompt_logit_validation(
         ValueError: the lists differ in length, or a key of ``aggregate_config`` is unknown.
     """
     count = len(prompts_input_ids)
-    baselines = prompts_baseline_logits or [None] * count
+    baselines: Sequence[torch.Tensor | None] = prompts_baseline_logits or [None] * count
     multimodal = prompts_multimodal_inputs or [None] * count
     if not count == len(prompts_expected_logits) == len(baselines) == len(multimodal):
         raise ValueError(

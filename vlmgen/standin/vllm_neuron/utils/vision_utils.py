@@ -14,7 +14,7 @@ from vllm_neuron.model.interfaces import SupportsMaxPixels, SupportsSpatialMerge
 __all__ = ["get_max_pixels_token_count", "get_vision_token_merge_factor"]
 
 
-def _factory(hf_config: Any) -> type | None:
+def _factory(hf_config: Any) -> Any:
     architectures = getattr(hf_config, "architectures", None) or [None]
     # Attribute access at call time, so that an out-of-tree package may replace get_models.
     return dict(registry.get_models()).get(architectures[0])
