@@ -18,7 +18,7 @@ O12  untied head that no file holds                      test_o12_*
 O13  two forms of the rotary settings                    test_o13_*
 O14  vision heads that TP does not divide                test_o14_*
 O15  fused QKV cut along the wrong layout                test_o15_*
-O16  quantised vision tower behind a renamed prefix      test_o16_*; the package takes no ignore list
+O16  quantised vision tower behind a renamed prefix      test_o16_*; ignore lists are refused
 O17  rotary tables cast with the module                  test_o17_*
 O18  the wrong GELU                                      test_o18_*
 O19  two pictures share one cache key                    test_o19_*; vLLM makes the key
@@ -750,6 +750,13 @@ def test_o16_quantised_vision_tensors_are_named_under_both_prefixes(
     with pytest.raises(CheckpointError, match=r"unknown \(1\)") as refused:
         load(folder)
     assert scale in str(refused.value)
+
+
+def test_o16_an_ignore_list_that_matches_nothing_is_refused(tiny: Path) -> None:
+    raw = json.loads((tiny / "config.json").read_text())
+    neuron = NeuronConfig(modules_to_not_convert=["visual."])
+    with pytest.raises(Qwen3VLConfigError, match=r"\['visual\.'\]; nothing is converted"):
+        Qwen3VLConfig.from_configs(raw, neuron)
 
 
 # ------------------------------------------------------------------------- O17, O18: arithmetic

@@ -315,7 +315,7 @@ def _model_and_cache(
     checkpoint: SafetensorsCheckpoint | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Qwen3VLNeuronModel, EncoderCacheBlocks]:
-    """The top-level class with the recorded settings; without a checkpoint the tower only listens."""
+    """The top-level class with the recorded settings; without a checkpoint a listening tower."""
     vision = vision_config(args["config"], dtype)
     sizes = args["encoder_cache"]
     config = both_towers(vision)

@@ -32,6 +32,7 @@ def untied(spec: Spec) -> Spec:
     return spec.model_copy(update={"checkpoints": spec.checkpoints[2:3]})
 
 
+@pytest.mark.slow
 def test_every_published_checkpoint_is_covered(package: Path, spec: Spec) -> None:
     proven: list[str] = []
     assert check_coverage(read_package(package), spec, proven.append) == []

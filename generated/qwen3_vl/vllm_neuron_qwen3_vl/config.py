@@ -472,6 +472,11 @@ def _check_neuron(config: Qwen3VLConfig, problems: list[str]) -> None:
             f"neuron_config.quantization is {neuron.quantization!r}; both towers are served in "
             "the checkpoint's dtype, so only None and 'bf16' are legal"
         )
+    if neuron is not None and neuron.modules_to_not_convert:
+        problems.append(
+            f"neuron_config.modules_to_not_convert is {neuron.modules_to_not_convert}; nothing is converted, so the "
+            "patterns match nothing; leave it out"
+        )
     if vision_neuron is None:
         return
     merge_area = config.vision_config.merge_area
