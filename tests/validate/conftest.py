@@ -42,12 +42,12 @@ class Workshop:
         assert not changes, f"no such files: {sorted(changes)}"
         return target
 
-    def rows(self, package: Path, group: str) -> dict[str, Row]:
-        """Run one group on a package with the shared checkpoint and reference."""
+    def rows(self, package: Path, group: str, *checks: str) -> dict[str, Row]:
+        """Run one group, or some checks of it, with the shared checkpoint and reference."""
         run = Run(package, self.run.spec, None, self.folder, lambda message: None)
         shared = ("checkpoint", "bfloat16_checkpoint", "reference", "prompts", "settings")
         run.__dict__.update({name: getattr(self.run, name) for name in shared})
-        run.group(group)
+        run.group(group, checks)
         return {row.check: row for row in run.report.rows}
 
 

@@ -122,10 +122,10 @@ FAULTS = [
     ),
     (
         "bfloat16",
-        "text rms norm",
+        "text m-rope tables",
         MODEL,
-        "x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)",
-        "x = x.bfloat16() * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps).bfloat16()",
+        "position_ids[:, :, None].float()",
+        "position_ids[:, :, None].bfloat16().float()",
     ),
 ]
 
@@ -137,7 +137,7 @@ def test_a_seeded_fault_fails_the_row_that_names_it(
     workshop: Workshop, group: str, check: str, file: str, old: str, new: str
 ) -> None:
     package = workshop.variant(f"{group}-{check}".replace(" ", "_"), {file: [(old, new)]})
-    rows = workshop.rows(package, group)
+    rows = workshop.rows(package, group, check)
     assert check in rows, f"no such row; there are {sorted(rows)}"
     assert not rows[check].passed, f"the fault went unseen: {rows[check]}"
 
@@ -146,7 +146,7 @@ def test_a_seeded_fault_fails_the_row_that_names_it(
 def test_parallel_faults_fail_where_they_are(workshop: Workshop) -> None:
     """A bias summed over vision ranks, and padded vocabulary rows that can be sampled."""
     package = workshop.variant(
-        "parallel",
+        "parallel_faults",
         {
             VISION: [
                 ("group.all_reduce(x @ weight) + bias", "group.all_reduce(x @ weight + bias)")

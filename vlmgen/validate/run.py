@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -36,7 +36,7 @@ def validate(
         package: Folder of the package.
         checkpoint: A checkpoint as published; or
         tiny: build a tiny one.
-        only: Names of groups to run; None runs all of `GROUPS`.
+        only: What to run, each a group or `GROUP/CHECK`; None runs all of `GROUPS`.
         record: Store the figures in `specs/results/FAMILY.json`, for the package's README.
         progress: Called with what is being done.
 
@@ -48,7 +48,7 @@ def validate(
         CheckpointError: The checkpoint cannot be loaded, with the package's own message.
     """
     progress = progress or (lambda message: None)
-    groups = _chosen(only)
+    chosen = _chosen(only)
     if record and (only or not tiny):
         raise UsageError("only the figures of a complete run with --tiny can be recorded")
     if checkpoint is not None and not checkpoint.is_dir():
@@ -66,8 +66,8 @@ def validate(
         run = Run(package, spec, checkpoint, folder, progress)
         progress("loading")
         if run.load():
-            for group in groups:
-                run.group(group)
+            for group, checks in chosen.items():
+                run.group(group, checks)
     if record:
         store_results(run.report, package, spec.family)
     return run.report
@@ -82,6 +82,7 @@ class Run:
         self.package, self.spec, self.folder, self.progress = package, spec, folder, progress
         self.report = Report(spec.title, facts=_facts(spec, checkpoint))
         self._given = checkpoint
+        self._checks: frozenset[str] = frozenset()
 
     # ------------------------------------------------------------------------------ shared models
 
@@ -99,9 +100,9 @@ class Run:
 
         return self._given or build_tiny(self.spec, self.folder / "tiny_bf16", dtype="bfloat16")
 
-    @cached_property
+    @property
     def factory(self) -> type:
-        """The package's class."""
+        """The package's class; looked up anew, for another package may have taken its name."""
         from vlmgen.validate.package import load_factory
 
         return load_factory(self.package)
@@ -164,8 +165,9 @@ class Run:
             return False
         return True
 
-    def group(self, name: str) -> None:
-        """Run one group; whatever goes wrong becomes a row."""
+    def group(self, name: str, checks: Iterable[str] = ()) -> None:
+        """Run one group, or some of its checks; whatever goes wrong becomes a row."""
+        self._checks = frozenset(checks)
         run = {
             "vision modules": self._modules,
             "text modules": self._modules,
@@ -182,8 +184,14 @@ class Run:
         except Exception as error:
             self.report.crashed(name, "set-up", error)
 
+    def wants(self, check: str) -> bool:
+        """Whether a check of the running group was asked for."""
+        return not self._checks or check in self._checks
+
     def attempt(self, group: str, check: str, function: Callable[[], None]) -> None:
         """Run one check; an exception is a failed row."""
+        if not self.wants(check):
+            return
         self.progress(f"{group}: {check}")
         try:
             function()
@@ -201,8 +209,9 @@ class Run:
         from vlmgen.validate.modules import LIMIT, run_checks
 
         checks = self._module_checks
-        chosen = checks.vision() if group == "vision modules" else checks.text()
-        for name, outcome in run_checks(chosen, self.reference, self.driver):
+        parts = checks.vision() if group == "vision modules" else checks.text()
+        wanted = [part for part in parts if self.wants(part.name)]
+        for name, outcome in run_checks(wanted, self.reference, self.driver):
             if isinstance(outcome, Exception):
                 self.report.crashed(group, name, outcome)
             else:
@@ -362,15 +371,23 @@ def rounded_up(value: float) -> str:
     return f"{float(exact.quantize(Decimal((0, (1,), exact.adjusted())), rounding=ROUND_UP)):g}"
 
 
-def _chosen(only: Sequence[str] | None) -> tuple[str, ...]:
+def _chosen(only: Sequence[str] | None) -> dict[str, list[str]]:
+    """Group -> checks of it, none for all; in the order of `GROUPS`."""
     if not only:
-        return GROUPS
-    unknown = [name for name in only if name not in GROUPS]
+        return {name: [] for name in GROUPS}
+    asked = [entry.partition("/") for entry in only]
+    unknown = [group for group, _, _ in asked if group not in GROUPS]
     if unknown:
         raise UsageError(
-            f"there is no validation {', '.join(map(repr, unknown))}; legal: {', '.join(GROUPS)}"
+            f"there is no validation {', '.join(map(repr, unknown))}; legal: "
+            f"{', '.join(GROUPS)}, or GROUP/CHECK"
         )
-    return tuple(name for name in GROUPS if name in only)
+    chosen = {}
+    for name in GROUPS:
+        checks = [check for group, _, check in asked if group == name]
+        if checks:
+            chosen[name] = [] if "" in checks else checks
+    return chosen
 
 
 def _facts(spec: Any, checkpoint: Path | None) -> dict[str, str]:

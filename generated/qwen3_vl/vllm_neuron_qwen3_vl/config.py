@@ -474,7 +474,8 @@ def _check_neuron(config: Qwen3VLConfig, problems: list[str]) -> None:
         )
     if neuron is not None and neuron.modules_to_not_convert:
         problems.append(
-            f"neuron_config.modules_to_not_convert is {neuron.modules_to_not_convert}; nothing is converted, so the "
+            f"neuron_config.modules_to_not_convert is {neuron.modules_to_not_convert}; nothing "
+            "is converted, so the "
             "patterns match nothing; leave it out"
         )
     if vision_neuron is None:
