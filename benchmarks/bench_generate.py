@@ -54,7 +54,9 @@ def main() -> None:
     )
     for module in MODULES:
         found = heavy_imports(module, environment)
-        rows.append(Row(f"import {module}: heavy modules", len(found), "", bound="none", ok=not found))
+        rows.append(
+            Row(f"import {module}: heavy modules", len(found), "", bound="none", ok=not found)
+        )
     fastest = {name: min(cost.wall for cost in costs[name]) for name in ("new", "unchanged")}
     finish(
         "bench_generate: a whole process, median wall clock",

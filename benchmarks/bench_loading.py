@@ -3,9 +3,10 @@
 A synthetic checkpoint of Qwen3-VL in bfloat16, over 1 GB in several files, is written to a
 temporary folder, tensor by tensor. Each rank is a process of its own with real process groups, as
 in serving. What counts is anonymous memory (`RssAnon`): pages of the mapped checkpoint files are
-the page cache's and can be dropped at any time; the resident set with them is shown as well. The
-parent samples `/proc/PID/status` of all ranks, so that nothing runs in the rank but its loading;
-the figure is the largest sample less the one before loading.
+the page cache's and can be dropped at any time. The parent samples it, so that nothing runs in the
+rank but its loading; the figure is the largest sample less the one before loading. The peak of the
+resident set, those pages included, is shown as well: the kernel keeps it (`VmHWM`), so it cannot
+miss what lies between two samples.
 
 The peer is `from_pretrained` of transformers on the same checkpoint, one process, measured alike.
 """
@@ -19,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ SAMPLE_SECONDS = 0.002
 TIMEOUT = 600.0
 SHARD_FILE_BYTES = 300_000_000
 MB = 1_000_000
+PAGE_VALUES = 2048  # bfloat16 values of a page
 CONFIG = {
     "architectures": ["Qwen3VLForConditionalGeneration"],
     "model_type": "qwen3_vl",
@@ -107,42 +109,30 @@ def main() -> None:
                         run.anonymous <= ALLOWANCE * allowed,
                     )
                 )
-                if rank == 0:
-                    rows.append(
-                        Row(f"  resident set, {run.seconds:.1f} s", run.resident / MB, "MB")
-                    )
-                if world_size == 1:
-                    rows.append(
-                        Row(
-                            "  against from_pretrained, anonymous",
-                            run.anonymous / MB,
-                            "MB",
-                            "transformers, TP 1",
-                            peer.anonymous / MB,
-                            run.anonymous / peer.anonymous,
-                        )
-                    )
-                    rows.append(
-                        Row(
-                            f"  against from_pretrained, resident set, {peer.seconds:.1f} s",
-                            run.resident / MB,
-                            "MB",
-                            "transformers, TP 1",
-                            peer.resident / MB,
-                            run.resident / peer.resident,
-                        )
-                    )
+                rows.append(resident_row(run, peer if world_size == 1 else None))
     finish(
         "bench_loading: peak memory of a rank while loading, above what it held before",
         rows,
         [
             f"checkpoint: {checkpoint.total_bytes / MB:.0f} MB bfloat16, {checkpoint.files} files, "
             f"largest tensor {largest / MB:.0f} MB",
-            "anonymous: largest RssAnon while loading, less RssAnon before; resident set: VmRSS, "
-            "which counts mapped pages of the files too",
-            f"sampled every {1000 * SAMPLE_SECONDS:g} ms; longest gap {1000 * max(gaps):.0f} ms",
-            "one thread per rank",
+            f"anonymous: RssAnon, sampled every {1000 * SAMPLE_SECONDS:g} ms (longest gap "
+            f"{1000 * max(gaps):.0f} ms); with pages of files: VmHWM, the kernel's own peak",
+            "from_pretrained leaves weights in the mapped files: anonymous "
+            f"{peer.anonymous / MB:.0f} MB; one thread per rank",
         ],
+    )
+
+
+def resident_row(run: Run, peer: Run | None) -> Row:
+    """The resident set of a rank, with that of transformers where the two hold the same."""
+    return Row(
+        f"  with pages of files, {run.seconds:.1f} s",
+        run.resident / MB,
+        "MB",
+        f"from_pretrained, {peer.seconds:.1f} s" if peer else "",
+        peer.resident / MB if peer else None,
+        run.resident / peer.resident if peer else None,
     )
 
 
@@ -205,12 +195,13 @@ def write_safetensors(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
         header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    generator = torch.Generator().manual_seed(0)
+    noise = torch.empty(1 << 20).normal_(0, 0.02, generator=torch.Generator().manual_seed(0))
+    noise = noise.to(torch.bfloat16).view(torch.int16)
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for shape in shapes.values():
-            weights = torch.empty(shape, dtype=torch.bfloat16).normal_(0, 0.02, generator=generator)
-            file.write(weights.view(torch.int16).numpy())
+            count = num_bytes(shape) // 2
+            file.write(noise.repeat(-(-count // len(noise)))[:count].numpy())  # cheap, not new
 
 
 def num_bytes(shape: Iterable[int]) -> int:
@@ -221,25 +212,31 @@ def num_bytes(shape: Iterable[int]) -> int:
     return size
 
 
-# ------------------------------------------------------------------------------------------- ranks
+# ------------------------------------------------------------------------------------------ ranks
 
 
 class Loading:
-    """One rank: `prepare` builds the model without weights, `go` loads them."""
+    """One rank: the model is built on the meta device at once, and loaded when asked to."""
 
     def __init__(self, rank: int, folder: str, world_size: int, how: Callable[..., Any]) -> None:
         self._load = how(folder, world_size)
 
     def __call__(self, step: str) -> Any:
-        """`pid` before loading; `load` loads and returns bytes of the shard and seconds."""
+        """`pid`, or `load`: (bytes of the shard, growth of the peak resident set, seconds)."""
         if step == "pid":
             return os.getpid()
-        start = time.perf_counter()
-        shard = self._load()
-        return shard, time.perf_counter() - start
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # forget the peak so far
+        before, start = read_memory("self")["VmRSS"], time.perf_counter()
+        model = self._load()
+        # A mapped weight counts from when it is read: read one value of every page.
+        for parameter in model.parameters():
+            parameter.detach().reshape(-1)[::PAGE_VALUES].sum()
+        seconds = time.perf_counter() - start
+        shard = sum(parameter.nbytes for parameter in model.parameters())
+        return shard, read_memory("self")["VmHWM"] - before, seconds
 
 
-def load_with_package(folder: str, world_size: int) -> Callable[[], int]:
+def load_with_package(folder: str, world_size: int) -> Callable[[], Any]:
     """The package's model on the meta device; call the result to load it."""
     import torch
     from vllm_neuron.model.neuron_config import NeuronConfig, VisionNeuronConfig
@@ -250,18 +247,20 @@ def load_with_package(folder: str, world_size: int) -> Callable[[], int]:
             hf_config=config,
             text_neuron_config=NeuronConfig(on_device_sampling_config=None),
             vision_neuron_config=VisionNeuronConfig(
-                num_vision_tokens_buckets=[1024], vision_attention_block_size=1024, tp_size=world_size
+                num_vision_tokens_buckets=[1024],
+                vision_attention_block_size=1024,
+                tp_size=world_size,
             ),
         )
 
-    def run() -> int:
+    def run() -> Any:
         model.load_weights(folder, torch.device("cpu"), None)
-        return bytes_of(model)
+        return model
 
     return run
 
 
-def load_with_transformers(folder: str, world_size: int) -> Callable[[], int]:
+def load_with_transformers(folder: str, world_size: int) -> Callable[[], Any]:
     """Everything imported that `from_pretrained` needs; call the result to load."""
     import torch
     import transformers
@@ -270,17 +269,9 @@ def load_with_transformers(folder: str, world_size: int) -> Callable[[], int]:
     with torch.device("meta"):
         transformers.Qwen3VLForConditionalGeneration(config)
     transformers.utils.logging.disable_progress_bar()
-    kept = []
-
-    def run() -> int:
-        kept.append(
-            transformers.Qwen3VLForConditionalGeneration.from_pretrained(
-                folder, dtype=torch.bfloat16
-            )
-        )
-        return bytes_of(kept[0])
-
-    return run
+    return lambda: transformers.Qwen3VLForConditionalGeneration.from_pretrained(
+        folder, dtype=torch.bfloat16
+    )
 
 
 def read_config(folder: str) -> Any:
@@ -290,30 +281,25 @@ def read_config(folder: str) -> Any:
     return AutoConfig.from_pretrained(folder)
 
 
-def bytes_of(model: Any) -> int:
-    """Bytes of all parameters."""
-    return sum(parameter.nbytes for parameter in model.parameters())
+# ------------------------------------------------------------------------------------------ memory
 
 
-# ------------------------------------------------------------------------------------------- memory
-
-
-@dataclass
+@dataclass(frozen=True)
 class Run:
     """What one rank took, in bytes above what it held before loading.
 
     Args:
         shard: Bytes of its parameters.
+        anonymous: Largest anonymous memory, of the samples.
+        resident: Largest resident set, as the kernel kept it.
         seconds: Wall-clock time of loading.
-        anonymous: Largest anonymous memory.
-        resident: Largest resident set.
         longest_gap: Longest time between two samples, in seconds.
     """
 
     shard: int
-    seconds: float
     anonymous: int
     resident: int
+    seconds: float
     longest_gap: float
 
 
@@ -329,67 +315,54 @@ def load(folder: Path, world_size: int, how: Callable[..., Any]) -> list[Run]:
         start_method="spawn",
     ) as ranks:
         ranks.call([("pid",)] * world_size)
-        watches = [Watch(pid) for pid in ranks.collect(TIMEOUT)]
-        done = threading.Event()
-        sampler = threading.Thread(target=sample, args=(watches, done))
-        sampler.start()
-        try:
+        watch = Watch(ranks.collect(TIMEOUT))
+        with watch:
             ranks.call([("load",)] * world_size)
             answers = ranks.collect(TIMEOUT)
-        finally:
-            done.set()
-            sampler.join()
     return [
-        Run(shard, seconds, *watch.peaks(), watch.longest_gap)
-        for (shard, seconds), watch in zip(answers, watches, strict=True)
+        Run(shard, anonymous, resident, seconds, watch.longest_gap)
+        for (shard, resident, seconds), anonymous in zip(answers, watch.growth(), strict=True)
     ]
 
 
-@dataclass
 class Watch:
-    """Memory of one process: at first, and the largest since."""
+    """Samples the anonymous memory of processes for the duration of a `with` block."""
 
-    pid: int
-    first: dict[str, int] = field(init=False)
-    largest: dict[str, int] = field(init=False)
-    longest_gap: float = 0.0
+    def __init__(self, pids: Sequence[int]) -> None:
+        self._pids = pids
+        self._first = self._largest = self._read()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self.longest_gap = 0.0
 
-    def __post_init__(self) -> None:
-        self.first = read_memory(self.pid)
-        self.largest = dict(self.first)
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
 
-    def sample(self) -> None:
-        """Take one sample."""
-        for name, value in read_memory(self.pid).items():
-            self.largest[name] = max(self.largest[name], value)
+    def __exit__(self, *exception: object) -> None:
+        self._done.set()
+        self._thread.join()
 
-    def peaks(self) -> tuple[int, int]:
-        """Bytes of anonymous memory and of the resident set above the first sample."""
-        grown = {name: self.largest[name] - self.first[name] for name in self.first}
-        return grown["RssAnon"], grown["VmRSS"]
+    def growth(self) -> list[int]:
+        """Bytes of the largest sample of each process above its first."""
+        return [largest - first for largest, first in zip(self._largest, self._first, strict=True)]
 
+    def _read(self) -> list[int]:
+        return [read_memory(str(pid))["RssAnon"] for pid in self._pids]
 
-def sample(watches: Sequence[Watch], done: threading.Event) -> None:
-    """Sample all processes until told to stop."""
-    last = time.perf_counter()
-    while not done.is_set():
-        for watch in watches:
-            watch.sample()
-        now = time.perf_counter()
-        for watch in watches:
-            watch.longest_gap = max(watch.longest_gap, now - last)
-        last = now
-        time.sleep(SAMPLE_SECONDS)
+    def _watch(self) -> None:
+        last = time.perf_counter()
+        while not self._done.wait(SAMPLE_SECONDS):
+            self._largest = list(map(max, self._largest, self._read()))
+            now = time.perf_counter()
+            self.longest_gap, last = max(self.longest_gap, now - last), now
 
 
-def read_memory(pid: int) -> dict[str, int]:
-    """Bytes of `RssAnon` and `VmRSS` of a process."""
-    found = {}
-    for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
-        name, _, value = line.partition(":")
-        if name in ("RssAnon", "VmRSS"):
-            found[name] = 1024 * int(value.split()[0])
-    return found
+def read_memory(pid: str) -> dict[str, int]:
+    """Memory figures of a process in bytes, such as `RssAnon`, `VmRSS` and its peak `VmHWM`."""
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
+    fields = (line.split() for line in lines if line.endswith(" kB"))
+    return {name.rstrip(":"): 1024 * int(value) for name, value, _ in fields}
 
 
 if __name__ == "__main__":

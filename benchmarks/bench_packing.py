@@ -26,7 +26,7 @@ BLOCK = 1024
 MIXED_NAME = "1024+512+256+128+128"
 MIXED = ((32, 32), (16, 32), (16, 16), (8, 16), (8, 16))
 THUMBNAILS = ((8, 16),) * 24
-RANDOM_MIXES, RANDOM_TIMED = 100, 3
+RANDOM_MIXES, RANDOM_TIMED = 100, 2
 REPETITIONS = {MIXED_NAME: 9}  # the workload with a bound on time; others OTHERWISE
 OTHERWISE = 3
 THREADS = 2
@@ -63,7 +63,7 @@ def main() -> None:
     )
 
 
-# ---------------------------------------------------------------------------------------------- work
+# --------------------------------------------------------------------------------------------- work
 
 
 def work_rows() -> tuple[list[Row], list[str]]:
@@ -155,7 +155,7 @@ def random_mixes() -> list[Grids]:
     ]
 
 
-# ---------------------------------------------------------------------------------------------- time
+# --------------------------------------------------------------------------------------------- time
 
 
 def time_rows(folder: Path) -> tuple[list[Row], list[str]]:

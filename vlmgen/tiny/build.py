@@ -230,7 +230,7 @@ def _make_processor(family: Mapping[str, Any], tokenizer: Any) -> Any:
     )
 
 
-def _make_model(family: Mapping[str, Any], seed: int) -> torch.nn.Module:
+def _make_model(family: Mapping[str, Any], seed: int) -> Any:
     import torch
 
     config = _class(family["config_class"])(**family["config_kwargs"])

@@ -183,7 +183,7 @@ class PackageDriver:
 
     def __init__(
         self,
-        factory: type,
+        factory: Any,
         checkpoint_dir: str | Path,
         *,
         neuron_config: Mapping[str, Any] | None = None,
@@ -427,8 +427,9 @@ class PackageDriver:
     def encode_batch(self, features: Sequence[Feature]) -> None:
         """One call of `embed_multimodal`: items of one modality, batched as vLLM batches them."""
         kwargs: dict[str, Any] = {}
-        for name in features[0].data:
-            values = [feature.data[name].data for feature in features]
+        items = [feature.data for feature in features if feature.data is not None]
+        for name in items[0]:
+            values = [item[name].data for item in items]
             if name in GRIDS.values():
                 kwargs[name] = torch.stack(values)
             else:
@@ -611,7 +612,7 @@ class PackageDriver:
 
     def _fill(self, tensor: torch.Tensor, blocks: Sequence[int] | None = None) -> None:
         """Noise into a whole tensor, or into some blocks of a KV cache `[2, blocks, ...]`."""
-        noise = torch.randn(tensor.shape, generator=self._random) * self.noise
+        noise = torch.randn(tensor.shape, generator=self._random) * (self.noise or 0.0)
         if blocks is None:
             tensor.copy_(noise)
         else:

@@ -160,7 +160,7 @@ class ParallelRuns:
         ranks = RankProcesses(world_size, start_rank, arguments, start_method="forkserver")
         with ranks, tempfile.TemporaryDirectory(prefix="vlmgen-parallel-") as folder:
             for layout in layouts(world_size):
-                progress(layout.name)
+                progress(f"{GROUP}: {layout.name}")
                 meeting = str(Path(folder) / f"{layout.vision_tp}x{layout.vision_dp}")
                 ranks.call([(layout.vision_tp, layout.vision_dp, meeting)] * world_size)
                 self._judge(layout, single, ranks.collect(_TIMEOUT))
@@ -170,12 +170,14 @@ class ParallelRuns:
         for rank, result in enumerate(ranks):
             for index, prompt in enumerate(self.prompts):
                 name = f"{prompt.name}, rank {rank}"
-                for ours, theirs in (
-                    (result.logits, single.logits),
-                    (result.step_logits, single.step_logits),
-                    (result.sampled_logits, single.sampled_logits),
+                comparison.add(name, result.logits[index], single.logits[index])
+                # After a differing token the two go on from different texts.
+                for tokens, logits, reference in (
+                    (result.tokens[index], result.step_logits, single.step_logits),
+                    (result.sampled[index], result.sampled_logits, single.sampled_logits),
                 ):
-                    comparison.add(name, ours[index], theirs[index])
+                    steps = 1 + _common(tokens, single.tokens[index])
+                    comparison.add(name, logits[index][:steps], reference[index][:steps])
                 wrong += result.tokens[index] != single.tokens[index]
                 sampled_wrong += result.sampled[index] != single.tokens[index]
         count = len(ranks) * len(self.prompts)
@@ -194,6 +196,12 @@ class ParallelRuns:
                 f"differing; {NEW_TOKENS} tokens each",
             )
         )
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens are equal from the start."""
+    pairs = enumerate(zip(one, other, strict=True))
+    return next((i for i, (a, b) in pairs if a != b), len(one))
 
 
 def run_rank(

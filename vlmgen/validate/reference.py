@@ -95,7 +95,8 @@ class Reference:
     def prompt(self, name: str, *parts: str | Media) -> Prompt:
         """Build a prompt from texts, pictures and videos in order, with the chat template."""
         content: list[dict[str, str]] = []
-        images, videos = [], []
+        images: list[np.ndarray] = []
+        videos: list[np.ndarray] = []
         for part in parts:
             if isinstance(part, str):
                 content.append({"type": "text", "text": part})

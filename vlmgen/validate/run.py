@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -248,7 +248,7 @@ class Run:
                 self.report,
             )
         for name in checks.names():
-            self.attempt(group, name, lambda name=name: checks.run(name))
+            self.attempt(group, name, partial(checks.run, name))
 
     def _parallel(self, group: str) -> None:
         from vlmgen.validate import parallel
@@ -270,13 +270,8 @@ class Run:
         runs = parallel.ParallelRuns(self.package, checkpoint, prompts, settings, self.report)
         self.attempt(group, "tp 1", lambda: runs.check_reference(reference))
         for world_size in parallel.WORLD_SIZES:
-            self.attempt(
-                group,
-                f"tp {world_size}",
-                lambda world_size=world_size: runs.check_world(
-                    world_size, lambda name: self.progress(f"{group}: {name}")
-                ),
-            )
+            check = partial(runs.check_world, world_size, self.progress)
+            self.attempt(group, f"tp {world_size}", check)
 
 
 _PARALLEL_PROMPTS = ("text", "three pictures", "long video", "video and picture", "mixture")
@@ -321,7 +316,7 @@ def store_results(report: Report, package: Path, family: str) -> Path:
             {
                 "name": name,
                 "checks": len(rows),
-                "worst": "" if worst is None else rounded_up(worst.value),
+                "worst": "" if worst is None else rounded_up(worst.value or 0.0),
                 "limit": "" if worst is None else f"{worst.limit:g}",
                 "passed": all(row.passed for row in rows),
             }
