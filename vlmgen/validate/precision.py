@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -84,7 +85,7 @@ class Precision:
 
         ratio = rms_ratio(baseline, expected, actual)
         try:
-            assert_close_three_way(
+            verdict = assert_close_three_way(
                 baseline,
                 expected,
                 actual,
@@ -97,8 +98,19 @@ class Precision:
             row = Row(GROUP, name, len(actual), ratio, RMS_LIMIT, False, str(error))
         else:
             how = "RMS error ratio" if ratio <= RMS_LIMIT else f"passed by overlap >= {OVERLAP}"
-            row = Row(GROUP, name, len(actual), ratio, RMS_LIMIT, True, how)
+            row = Row(GROUP, name, len(actual), ratio, RMS_LIMIT, True, how + _figures(verdict))
         self.report.rows.append(row)
+
+
+def _figures(verdict: Any) -> str:
+    """The other figures of the verdict, where the plugin's helper hands them out."""
+    figures = getattr(verdict, "statistics", None)
+    if figures is None:
+        return ""
+    return (
+        f"; overlap {figures.bhattacharyya:.4f}, worst L-inf ratio {figures.worst_linf_ratio:.3g}, "
+        f"worst L2 ratio {figures.worst_l2_ratio:.3g}"
+    )
 
 
 def rms_ratio(

@@ -16,7 +16,7 @@ import torch
 import vlmgen
 from vlmgen import standin
 from vlmgen.errors import CheckpointError, UsageError
-from vlmgen.validate.report import Report
+from vlmgen.validate.report import Report, Row
 
 GROUPS = ("vision modules", "text modules", "end to end", "positions", "parallel", "bfloat16")
 Progress = Callable[[str], None]
@@ -316,8 +316,8 @@ def store_results(report: Report, package: Path, family: str) -> Path:
             {
                 "name": name,
                 "checks": len(rows),
-                "worst": "" if worst is None else rounded_up(worst.value or 0.0),
-                "limit": "" if worst is None else f"{worst.limit:g}",
+                "worst": "" if worst is None else _quoted(worst),
+                "limit": "" if worst is None else _quoted_limit(worst),
                 "passed": all(row.passed for row in rows),
             }
         )
@@ -352,6 +352,21 @@ def _used_share(row: Any) -> float:
     if row.limit:
         return row.value / row.limit
     return float("inf") if row.value else -1.0
+
+
+def _quoted(row: Row) -> str:
+    """A row's figure for the README: a ratio to two decimals, an error to one digit, upwards."""
+    from vlmgen.validate import precision
+
+    value = row.value or 0.0
+    return f"{value:.2f}" if row.group == precision.GROUP else rounded_up(value)
+
+
+def _quoted_limit(row: Row) -> str:
+    from vlmgen.validate import precision
+
+    limit = f"{row.limit:g}"
+    return f"{limit}, or overlap {precision.OVERLAP}" if row.group == precision.GROUP else limit
 
 
 def rounded_up(value: float) -> str:

@@ -40,13 +40,9 @@ def rotary_tables(
     rows, cols = patch_coordinates(height, width, merge_size)
     spatial = head_dim // 2
     inv_freq = 1.0 / (theta ** (torch.arange(0, spatial, 2, dtype=torch.float32) / spatial))
-    # One angle per line and frequency, then picked per patch: cosines are what costs here.
-    angles = torch.arange(max(height, width), dtype=torch.float32)[:, None] * inv_freq
-    cos, sin = angles.cos(), angles.sin()
-    return (
-        torch.cat([cos[rows], cos[cols], cos[rows], cos[cols]], dim=-1),
-        torch.cat([sin[rows], sin[cols], sin[rows], sin[cols]], dim=-1),
-    )
+    angles = torch.cat([rows[:, None].float() * inv_freq, cols[:, None].float() * inv_freq], dim=-1)
+    angles = torch.cat([angles, angles], dim=-1)
+    return angles.cos(), angles.sin()
 
 
 @lru_cache(maxsize=64)

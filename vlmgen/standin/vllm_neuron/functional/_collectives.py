@@ -7,6 +7,10 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 
+# torch 2.13 renamed both; the plugin's torch 2.11 has the old names.
+_gather = getattr(funcol, "all_gather_single", None) or funcol.all_gather_tensor
+_scatter = getattr(funcol, "reduce_scatter_single", None) or funcol.reduce_scatter_tensor
+
 __all__ = ["all_gather", "all_reduce_sum", "group_rank", "group_size", "reduce_scatter_sum"]
 
 
@@ -35,7 +39,7 @@ def all_gather(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup | None) 
         return tensor
     # The functional collective gathers dim 0 fastest, so the wanted dim goes there and back.
     rows = tensor.movedim(dim, 0).contiguous()
-    gathered = funcol.wait_tensor(funcol.all_gather_tensor(rows, 0, group))
+    gathered = funcol.wait_tensor(_gather(rows, 0, group))
     return gathered.movedim(0, dim)
 
 
@@ -58,5 +62,5 @@ def reduce_scatter_sum(tensor: torch.Tensor, group: dist.ProcessGroup | None) ->
     """
     if group_size(group) == 1:
         return tensor
-    scattered = funcol.reduce_scatter_tensor(tensor.contiguous(), "sum", 0, group)
+    scattered = _scatter(tensor.contiguous(), "sum", 0, group)
     return funcol.wait_tensor(scattered)
