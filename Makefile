@@ -31,6 +31,12 @@ export VLLM_NEURON_CPU_MODE := 1
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
+# Two processes of one thread each; a file stays on one of them, for its fixtures.
+WORKERS ?= 2
+OMP_NUM_THREADS ?= 1
+export OMP_NUM_THREADS
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
 .PHONY: demo test test-fast lint bench generate wheel install clean
 
 demo: $(STAMP)
@@ -40,19 +46,19 @@ demo: $(STAMP)
 
 # A generated package stands on its own: its tests run with its own pyproject.toml.
 test: lint
-	$(BIN)/python -m pytest tests
-	for package in $(PACKAGES); do $(BIN)/python -m pytest $$package; done
+	$(PYTEST) tests
+	for package in $(PACKAGES); do $(PYTEST) $$package; done
 
 test-fast: $(STAMP)
-	$(BIN)/python -m pytest -m "not slow" tests
-	for package in $(PACKAGES); do $(BIN)/python -m pytest -m "not slow" $$package; done
+	$(PYTEST) -m "not slow" tests
+	for package in $(PACKAGES); do $(PYTEST) -m "not slow" $$package; done
 
 lint: $(STAMP)
 	$(BIN)/ruff check vlmgen tests benchmarks generated
 	$(BIN)/vlmgen check --all
 
 bench: $(STAMP)
-	for benchmark in benchmarks/bench_*.py; do $(BIN)/python $$benchmark; done
+	missed=0; for benchmark in benchmarks/bench_*.py; do $(BIN)/python $$benchmark || missed=1; done; exit $$missed
 
 generate: $(STAMP)
 	for family in $(FAMILIES); do $(BIN)/vlmgen new specs/$$family.yaml; done
