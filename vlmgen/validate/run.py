@@ -287,6 +287,11 @@ def check_files(checkpoint: Path) -> None:
 
     from vlmgen.validate.driver import read_config
 
+    if not (checkpoint / "config.json").is_file():
+        raise CheckpointError(
+            f"{checkpoint}: no config.json; a checkpoint is a directory with config.json and "
+            "safetensors files"
+        )
     try:
         read_config(checkpoint)
         SafetensorsCheckpoint(str(checkpoint))
