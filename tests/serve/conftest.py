@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.serve.prompts import VIDEO_OPTIONS
 from tests.serve.server import Server, package_server
 
 ROOT = Path(__file__).parents[2]
 MAX_MODEL_LEN = 1024
+JSON_WRITER = {"backend": "xgrammar", "disable_any_whitespace": True}
 CONFIG = {
     "neuron_config": {"num_batched_tokens_buckets": [256, 1024], "num_seqs_buckets": [1, 8]},
     "vision_neuron_config": {
@@ -22,8 +24,19 @@ CONFIG = {
 OPTIONS = (
     "--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", "8",
     "--served-model-name", "tiny", "--media-io-kwargs", json.dumps(VIDEO_OPTIONS),
+    # A random model would fill the room between the tokens of a JSON text with spaces.
+    "--structured-outputs-config", json.dumps(JSON_WRITER),
     "--additional-config",
 )  # fmt: skip
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread():
+    """Two processes that each spin on every core wait for one another most of the time."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from vllm.logger import init_logger
+from vllm.exceptions import VLLMValidationError
 from vllm.platforms.cpu import CpuPlatform
 from vllm_neuron.vllm.settings import check_engine, resolve_additional_config
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from vllm_neuron.vllm.limits import VisionLimits
 
 __all__ = ["NeuronPlatform"]
-
-logger = init_logger(f"vllm.{__name__}")
 
 _PACKAGE = "vllm_neuron.vllm"
 DEFAULT_KV_BLOCK_SIZE = 32
@@ -89,19 +87,19 @@ class NeuronPlatform(CpuPlatform):
         """Refuse what the runner could not serve; vLLM answers with HTTP 400.
 
         Raises:
-            ValueError: with the numbers.
+            VLLMValidationError: with the numbers.
         """
         from vllm_neuron.vllm.requests import media_of, sampling_problem
 
         if cls._neuron_config is not None:
             problem = sampling_problem(params, cls._neuron_config)
             if problem is not None:
-                raise ValueError(problem)
+                raise VLLMValidationError(problem)
         items = media_of(processed_inputs)
         if items and cls._limits is not None:
             problem = cls._limits.problem(items)
             if problem is not None:
-                raise ValueError(problem)
+                raise VLLMValidationError(problem)
 
     @classmethod
     def is_async_output_supported(cls, enforce_eager: bool | None) -> bool:

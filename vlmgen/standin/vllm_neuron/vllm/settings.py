@@ -68,11 +68,6 @@ def _engine_problems(vllm_config: VllmConfig) -> Any:
             f"long_prefill_token_threshold {scheduler.long_prefill_token_threshold} cuts prompts "
             "into chunks; legal is 0"
         )
-    if getattr(scheduler, "max_num_partial_prefills", 1) > 1:
-        yield (
-            f"max_num_partial_prefills {scheduler.max_num_partial_prefills}: a step holds one "
-            "prefill; legal is 1"
-        )
     if model.max_model_len > MAX_MODEL_LEN:
         yield (
             f"max_model_len {model.max_model_len} is above {MAX_MODEL_LEN}, the longest prompt "
@@ -85,8 +80,6 @@ def _engine_problems(vllm_config: VllmConfig) -> Any:
         yield f"block_size {cache.block_size} does not divide {TABLE_TOKENS}; legal are {legal}"
     if cache.cache_dtype not in ("auto", str(model.dtype).removeprefix("torch.")):
         yield f"kv cache dtype {cache.cache_dtype!r}; legal is 'auto', the model's"
-    if parallel.pipeline_parallel_size > 1:
-        yield f"pipeline_parallel_size {parallel.pipeline_parallel_size}; legal is 1"
     if parallel.data_parallel_size > 1:
         yield f"data_parallel_size {parallel.data_parallel_size}; legal is 1"
     if model.runner_type != "generate":
