@@ -71,6 +71,8 @@ class NeuronPlatform(CpuPlatform):
         # The runner compiles the two towers itself.
         vllm_config.compilation_config.mode = CompilationMode.NONE
         super().check_and_update_config(vllm_config)
+        # vLLM would give each rank a memory node of its own, which a laptop does not have.
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         if parallel.world_size == 1 and executor in (None, "uni"):
             # vLLM's CPU platform wants a process of its own in order to bind threads.
             parallel.distributed_executor_backend = "uni"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from typing import Any
 
 import psutil
@@ -58,6 +60,8 @@ class NeuronWorker(WorkerBase):
             vision = VisionNeuronConfig.from_dict(config["vision_neuron_config"])
             vision.resolve_tp_dp(self.parallel_config.world_size)
             vision.set_construction_role(self.model_config.multimodal_config, config)
+        # vLLM's CPU groups name their shared memory by it.
+        os.environ["VLLM_DIST_IDENT"] = re.split("[/:]", self.distributed_init_method)[-1]
         init_worker_distributed_environment(
             self.vllm_config,
             self.rank,
