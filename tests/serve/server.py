@@ -153,6 +153,35 @@ def package_server(
     return Server([*command, *options], folder, environment)
 
 
+STOCK_START = """
+import sys
+from vlmgen.standin.torchvision_ops import TorchvisionFinder
+from vlmgen.standin.vllm_metadata import VllmMetadataFinder
+sys.meta_path.insert(0, TorchvisionFinder())
+sys.meta_path.append(VllmMetadataFinder())
+"""
+
+
+def stock_server(checkpoint: Path, folder: Path, *options: str, **environment: str) -> Server:
+    """`vllm serve` with vLLM's own model class on its own CPU platform, in float32."""
+    hook = folder / "stock"
+    hook.mkdir(parents=True, exist_ok=True)
+    # Every process of vLLM must import torchvision, whose operators do not load here.
+    (hook / "sitecustomize.py").write_text(STOCK_START)
+    command = [
+        sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(checkpoint),
+        "--host", "127.0.0.1", "--dtype", "float32", *options,
+    ]  # fmt: skip
+    stock = {
+        "PYTHONPATH": str(hook),
+        "VLLM_NEURON_CPU_MODE": "0",
+        "VLLM_TARGET_DEVICE": "cpu",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    }
+    return Server(command, folder, {**stock, **environment})
+
+
 def free_port() -> int:
     """A port nobody listens on."""
     with socket.socket() as listener:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.serve.prompts import (
     MIXES,
     NEW_TOKENS,
     PER_MIX,
+    VIDEO_OPTIONS,
     greedy,
     messages_of,
     parts_of,
 )
+from tests.serve.server import stock_server
 
 LOGPROB_LIMIT = 1e-4
 
@@ -41,3 +45,23 @@ def test_greedy_tokens_and_logprobs_equal_hugging_face(client, reference, mix):
         assert tokens == wanted, prompt.name
         worst = max(abs(a - b) for a, b in zip(logprobs, wanted_logprobs, strict=True))
         assert worst <= LOGPROB_LIMIT, f"{prompt.name}: {worst}"
+
+
+@pytest.mark.slow
+def test_stock_vllm_gives_the_same_tokens_and_logprobs(client, checkpoint, tmp_path):
+    """vLLM's own class of the same checkpoint, on its own CPU platform."""
+    options = (
+        "--max-model-len", "1024", "--max-num-seqs", "4", "--enforce-eager",
+        "--no-enable-prefix-caching", "--served-model-name", "tiny",
+        "--media-io-kwargs", json.dumps(VIDEO_OPTIONS),
+    )  # fmt: skip
+    with stock_server(checkpoint, tmp_path, *options) as stock:
+        theirs = stock.client()
+        for mix in MIXES:
+            for index in range(PER_MIX):
+                parts = parts_of(mix, index)
+                tokens, logprobs = complete(client, parts)
+                wanted, wanted_logprobs = complete(theirs, parts)
+                assert tokens == wanted, f"{mix} {index}"
+                worst = max(abs(a - b) for a, b in zip(logprobs, wanted_logprobs, strict=True))
+                assert worst <= LOGPROB_LIMIT, f"{mix} {index}: {worst}"
