@@ -62,7 +62,10 @@ def content_of(part: str | Media) -> dict[str, Any]:
     if isinstance(part, str):
         return {"type": "text", "text": part}
     if part.kind == "image":
-        return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{png(part.pixels)}"}}
+        return {
+            "type": "image_url",
+            "image_url": {"url": f"data:image/png;base64,{png(part.pixels)}"},
+        }
     frames = ",".join(png(frame) for frame in part.pixels)
     return {"type": "video_url", "video_url": {"url": f"data:video/jpeg;base64,{frames}"}}
 

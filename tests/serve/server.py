@@ -59,7 +59,9 @@ class Server:
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
-                raise RuntimeError(f"the server ended with {self.process.returncode}:\n{self.tail()}")
+                raise RuntimeError(
+                    f"the server ended with {self.process.returncode}:\n{self.tail()}"
+                )
             if self.healthy():
                 return self
             time.sleep(0.25)

@@ -138,7 +138,11 @@ def test_the_account_of_tokens_would_overbook_the_blocks():
     assert schedule(manager, many) == [0, 1, 2, 3, 4]
 
 
-CALL = {"input_ids": torch.zeros(4, dtype=torch.int32), "mask": None, "blocks": (torch.ones(2),) * 2}
+CALL = {
+    "input_ids": torch.zeros(4, dtype=torch.int32),
+    "mask": None,
+    "blocks": (torch.ones(2),) * 2,
+}
 
 
 @pytest.mark.parametrize(

@@ -44,13 +44,9 @@ def test_eager_on_device_sampling_one_request_and_other_buckets(
                 parts = parts_of(mix, index)
                 assert token_ids(chat(client, parts)) == hugging_face(reference, *parts)
         assert "no frequency_penalty=1.0" in refused(client, ["Hi"], frequency_penalty=1.0)
-        assert "max_top_k 64" in refused(
-            client, ["Hi"], temperature=1.0, extra_body={"top_k": 65}
-        )
+        assert "max_top_k 64" in refused(client, ["Hi"], temperature=1.0, extra_body={"top_k": 65})
         assert "max_logprobs" in refused(client, ["Hi"], logprobs=True, top_logprobs=4)
-        varied = [
-            token_ids(chat(client, ["Hi"], temperature=1.0, max_tokens=16)) for _ in range(4)
-        ]
+        varied = [token_ids(chat(client, ["Hi"], temperature=1.0, max_tokens=16)) for _ in range(4)]
         assert len({tuple(tokens) for tokens in varied}) > 1
         (state,) = server.worker_state()
         assert state["graphs"] == []

@@ -78,9 +78,7 @@ def settings_for(
     vision: dict[str, Any] = {"vision_attention_block_size": block}
     if not own_vision.get("max_vision_seq_len"):
         blocks = max(1, min(BLOCKS_PER_PROMPT, model_len * area // block))
-        vision["num_vision_tokens_buckets"] = [
-            block * count for count in doublings(1, blocks)
-        ]
+        vision["num_vision_tokens_buckets"] = [block * count for count in doublings(1, blocks)]
     row_bytes = _row_bytes(raw)
     minimum = -(-model_len // (block // area)) + 1
     vision["encoder_cache_num_blocks"] = max(

@@ -222,8 +222,8 @@ def _resolve_vision(vision: dict[str, Any], vllm_config: VllmConfig) -> dict[str
     max_pixels = (getattr(model.multimodal_config, "mm_processor_kwargs", None) or {}).get(
         "max_pixels"
     )
-    patches = None if max_pixels is None else get_max_pixels_token_count(
-        model.hf_config, max_pixels
+    patches = (
+        None if max_pixels is None else get_max_pixels_token_count(model.hf_config, max_pixels)
     )
 
     def resolved(config: dict[str, Any]) -> dict[str, Any]:

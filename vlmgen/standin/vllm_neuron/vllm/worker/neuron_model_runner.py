@@ -123,7 +123,9 @@ class NeuronModelRunner:
         self.model.eval()
         count = sum(parameter.numel() for parameter in self.model.parameters())
         logger.info(
-            "Loaded %s: %d parameters in %.2f s", type(self.model).__name__, count,
+            "Loaded %s: %d parameters in %.2f s",
+            type(self.model).__name__,
+            count,
             time.perf_counter() - started,
         )
         if self.vision_config is not None:
@@ -248,7 +250,11 @@ class NeuronModelRunner:
             block_sizes=[self.block_size],
             max_num_blocks_per_req=[self.table_width],
             logitsprocs=build_logitsprocs(
-                self.vllm_config, self.device, False, False, self.model_config.logits_processors or ()
+                self.vllm_config,
+                self.device,
+                False,
+                False,
+                self.model_config.logits_processors or (),
             ),
             logitsprocs_need_output_token_ids=bool(self.model_config.logits_processors),
         )
@@ -524,9 +530,7 @@ class NeuronModelRunner:
         for req_id, indexes in scheduler_output.scheduled_encoder_inputs.items():
             for index in indexes:
                 feature = self.requests[req_id].mm_features[index]
-                if feature.data is not None and not self.encoder_cache.contains(
-                    feature.identifier
-                ):
+                if feature.data is not None and not self.encoder_cache.contains(feature.identifier):
                     waiting.setdefault(feature.identifier, feature)
         features = list(waiting.values())
         first = 0
@@ -534,9 +538,7 @@ class NeuronModelRunner:
         for _, count, kwargs in group_and_batch_mm_kwargs(items):
             keys = [feature.identifier for feature in features[first : first + count]]
             first += count
-            self.model.embed_multimodal(
-                encoder_cache=self.encoder_cache, mm_hashes=keys, **kwargs
-            )
+            self.model.embed_multimodal(encoder_cache=self.encoder_cache, mm_hashes=keys, **kwargs)
             for key in keys:
                 if not self.encoder_cache.contains(key):
                     raise RunnerContractError(f"embed_multimodal allocated nothing for {key}")
@@ -752,15 +754,20 @@ class NeuronModelRunner:
         state: dict[str, Any] = {
             "requests": len(self.requests),
             "items_encoded": self._items_encoded,
-            "graphs": [] if self._recorder is None else [
-                (graph.name, graph.operators, round(graph.seconds, 3))
-                for graph in self._recorder.graphs
-            ],
+            "graphs": (
+                []
+                if self._recorder is None
+                else [
+                    (graph.name, graph.operators, round(graph.seconds, 3))
+                    for graph in self._recorder.graphs
+                ]
+            ),
             "decode": dict(self._timings),
         }
         if self.encoder_cache is not None:
-            items = {key: self.encoder_cache.get_block_ids(key) for key, _ in
-                     self.encoder_cache.items()}
+            items = {
+                key: self.encoder_cache.get_block_ids(key) for key, _ in self.encoder_cache.items()
+            }
             state["encoder_cache"] = {
                 "blocks": self.encoder_cache.scratch_block_id,
                 "free": self.encoder_cache.num_free_blocks,
