@@ -42,6 +42,7 @@ EXTRA_MODULES = frozenset(
         "PIL",
         "skimage",
         "sklearn",
+        "openai",
     )
 )
 
@@ -326,6 +327,77 @@ def schema(
         print(schema_text(), end="")
     else:
         _write_text(out, schema_text())
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    epilog="Example: vlmgen serve generated/qwen3_vl --checkpoint build/tiny_qwen3_vl --port 8000",
+)
+@user_errors
+def serve(
+    context: typer.Context,
+    package: Annotated[Path, typer.Argument(metavar="PKG", help="A generated package.")],
+    checkpoint: Annotated[Path, typer.Option(help="A checkpoint directory.")],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print the command of `vllm serve`.")
+    ] = False,
+) -> None:
+    """Serve a package with vLLM; further options go to `vllm serve`."""
+    with needs_extra("cpu"):
+        from vlmgen.serve.command import serve_command
+
+        command = serve_command(package, checkpoint, context.args)
+    print(command.shell())
+    if not dry_run:
+        command.run()
+
+
+@app.command(epilog='Example: vlmgen ask --image picture.jpg "What is in the picture?"')
+@user_errors
+def ask(
+    question: Annotated[str, typer.Argument(help="The question.")],
+    image: Annotated[list[Path] | None, typer.Option(help="A picture; may be repeated.")] = None,
+    video: Annotated[list[Path] | None, typer.Option(help="A video; may be repeated.")] = None,
+    url: Annotated[
+        str, typer.Option(help="Address of the server's OpenAI API.")
+    ] = "http://127.0.0.1:8000/v1",
+    model: Annotated[str | None, typer.Option(help="Served model [default: the only one].")] = None,
+    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 256,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
+) -> None:
+    """Ask a running server about pictures and videos."""
+    with needs_extra("cpu"):
+        from vlmgen.serve.client import ask as ask_server
+
+        for text in ask_server(
+            question,
+            image or (),
+            video or (),
+            url=url,
+            model=model,
+            system=system,
+            max_tokens=max_tokens,
+            temperature=temperature,
+        ):
+            print(text, end="", flush=True)
+        print()
+
+
+@app.command(epilog="Example: vlmgen doctor --json")
+@user_errors
+def doctor(as_json: JsonFlag = False) -> None:
+    """Say what is installed for validating and serving, and how to get what is missing."""
+    from vlmgen.errors import CheckFailed
+    from vlmgen.serve.doctor import diagnose
+
+    diagnosis = diagnose()
+    if as_json:
+        _print_json(diagnosis.to_dict())
+    else:
+        _print_rows(diagnosis.lines)
+    if not diagnosis.healthy:
+        raise CheckFailed("something that serving needs is missing")
 
 
 @contextmanager

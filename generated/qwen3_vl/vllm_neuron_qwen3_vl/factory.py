@@ -28,12 +28,17 @@ class _UpstreamProcessor:
     """
 
     def __get__(self, instance: Any, owner: type) -> Any:
-        from vllm.model_executor.models import qwen3_vl as upstream
-
         try:
-            return upstream.Qwen3VLForConditionalGeneration.__dict__["_processor_factory"]
+            return _upstream_class().__dict__["_processor_factory"]
         except KeyError:
             raise RuntimeError(f"vLLM has no multimodal processor for {ARCHITECTURE}") from None
+
+
+def _upstream_class() -> Any:
+    """vLLM's own class of this architecture; imported late, it brings all of vLLM's layers."""
+    from vllm.model_executor.models import qwen3_vl as upstream
+
+    return upstream.Qwen3VLForConditionalGeneration
 
 
 class Qwen3VLForConditionalGeneration(nn.Module):
@@ -111,6 +116,11 @@ class Qwen3VLForConditionalGeneration(nn.Module):
         """Grid of an item for a disaggregated encoder; works for images and videos."""
         names = ("image_grid_thw", "video_grid_thw")
         return {name: item[name] for name in names if name in item}
+
+    @classmethod
+    def get_placeholder_str(cls, modality: str, i: int) -> str | None:
+        """Text that stands for an image or video in a prompt without a chat template."""
+        return _upstream_class().get_placeholder_str(modality, i)
 
     # vLLM decides by these methods' presence and signature that the class is a generative
     # multimodal model.

@@ -1,0 +1,67 @@
+"""What the server generates is what Hugging Face generates, token by token."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.serve.prompts import (
+    MIXES,
+    NEW_TOKENS,
+    PER_MIX,
+    VIDEO_OPTIONS,
+    greedy,
+    messages_of,
+    parts_of,
+)
+from tests.serve.server import stock_server
+
+LOGPROB_LIMIT = 1e-4
+
+
+def complete(client, parts, **options):
+    """A greedy answer with its token ids and log-probabilities."""
+    answer = client.chat.completions.create(
+        model="tiny",
+        messages=messages_of(parts),
+        temperature=0,
+        max_tokens=NEW_TOKENS,
+        logprobs=True,
+        extra_body={"return_token_ids": True, "ignore_eos": True},
+        **options,
+    )
+    choice = answer.choices[0]
+    return choice.model_extra["token_ids"], [entry.logprob for entry in choice.logprobs.content]
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_greedy_tokens_and_logprobs_equal_hugging_face(client, reference, mix):
+    for index in range(PER_MIX):
+        parts = parts_of(mix, index)
+        prompt = reference.prompt(f"{mix} {index}", *parts)
+        tokens, logprobs = complete(client, parts)
+        wanted, wanted_logprobs = greedy(reference, prompt)
+        assert tokens == wanted, prompt.name
+        worst = max(abs(a - b) for a, b in zip(logprobs, wanted_logprobs, strict=True))
+        assert worst <= LOGPROB_LIMIT, f"{prompt.name}: {worst}"
+
+
+@pytest.mark.slow
+def test_stock_vllm_gives_the_same_tokens_and_logprobs(client, checkpoint, tmp_path):
+    """vLLM's own class of the same checkpoint, on its own CPU platform."""
+    options = (
+        "--max-model-len", "1024", "--max-num-seqs", "4", "--enforce-eager",
+        "--no-enable-prefix-caching", "--served-model-name", "tiny",
+        "--media-io-kwargs", json.dumps(VIDEO_OPTIONS),
+    )  # fmt: skip
+    with stock_server(checkpoint, tmp_path, *options) as stock:
+        theirs = stock.client()
+        for mix in MIXES:
+            for index in range(PER_MIX):
+                parts = parts_of(mix, index)
+                tokens, logprobs = complete(client, parts)
+                wanted, wanted_logprobs = complete(theirs, parts)
+                assert tokens == wanted, f"{mix} {index}"
+                worst = max(abs(a - b) for a, b in zip(logprobs, wanted_logprobs, strict=True))
+                assert worst <= LOGPROB_LIMIT, f"{mix} {index}: {worst}"

@@ -1,0 +1,1 @@
+"""Engine-core side: the scheduler and its account of the encoder cache."""
