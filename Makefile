@@ -1,6 +1,6 @@
 # Every target makes what it needs: `make demo` and `make test` work in a fresh clone.
 #
-#   make demo       generate Qwen3-VL, build a tiny checkpoint, validate it against Hugging Face
+#   make demo       generate Qwen3-VL, build a tiny checkpoint, compare with Hugging Face, serve
 #   make test       lint, drift of generated/, every test (what CI runs)
 #   make test-fast  the tests that take seconds
 #   make lint       ruff, and the drift check
@@ -43,6 +43,7 @@ demo: $(STAMP)
 	$(BIN)/vlmgen new specs/$(DEMO).yaml
 	$(BIN)/vlmgen tiny specs/$(DEMO).yaml build/tiny-qwen3-vl
 	$(BIN)/vlmgen validate generated/$(DEMO) --checkpoint build/tiny-qwen3-vl
+	$(BIN)/python -m vlmgen.serve.demo generated/$(DEMO) build/tiny-qwen3-vl
 
 # A generated package stands on its own: its tests run with its own pyproject.toml.
 test: lint
