@@ -18,7 +18,13 @@ class SpecModel(BaseModel):
     """Strict base: unknown keys refused, no type coercion, frozen."""
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=()
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        protected_namespaces=(),
+        # Only `Spec` is ever validated by itself; building the parts too would double start-up.
+        defer_build=True,
     )
 
 
