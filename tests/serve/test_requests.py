@@ -264,6 +264,7 @@ def test_nothing_was_compiled_after_warm_up(server):
         *text["num_seqs_buckets"],
     ]
     assert len(state["graphs"]) == len(buckets)
+    assert state["late_graphs"] == 0
     assert state["requests"] <= 8
     cache = state["encoder_cache"]
     assert cache["used"] + cache["free"] == cache["blocks"]
