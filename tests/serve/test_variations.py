@@ -102,3 +102,31 @@ def test_a_cache_of_four_items_survives_three_hundred_requests(
 def prompt_of(pictures):
     """Pictures by number, then a question."""
     return [*[image(index) for index in pictures], "What?"]
+
+
+@pytest.mark.slow
+def test_requests_that_lose_their_blocks_go_on_where_they_were(
+    package, checkpoint, reference, tmp_path
+):
+    """A KV cache for half of the requests: vLLM preempts, and prefills prompt and answer again."""
+    config = {
+        "vision_neuron_config": {
+            "vision_attention_block_size": 256,
+            "num_vision_tokens_buckets": [256, 512],
+        }
+    }
+    options = (
+        *COMMON, "--enforce-eager", "--max-model-len", "256", "--max-num-seqs", "4",
+        "--num-gpu-blocks-override", "14", "--additional-config", json.dumps(config),
+    )  # fmt: skip
+    tokens = 140
+    prompts = [[image(index), "What?"] for index in range(2)] + [["Hello"], ["Who are you?"]]
+    wanted = [reference.greedy(reference.prompt("", *parts), tokens) for parts in prompts]
+    with package_server(package, checkpoint, tmp_path, *options) as server:
+        client = server.client()
+        with ThreadPoolExecutor(4) as pool:
+            answers = pool.map(lambda p: token_ids(chat(client, p, max_tokens=tokens)), prompts)
+            assert list(answers) == wanted
+        metrics = server.metrics()
+        assert metrics["vllm:num_preemptions_total"] > 0
+        assert metrics["vllm:kv_cache_usage_perc"] == 0

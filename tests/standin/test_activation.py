@@ -208,7 +208,7 @@ def test_activate_is_idempotent_and_can_be_undone(repository: Path, tmp_path: Pa
         standin.deactivate()
         print(sys.meta_path == before, standin.which())
     """
-    assert run(code, repository, tmp_path).split("\n") == ["3", "True none"]
+    assert run(code, repository, tmp_path).split("\n") == ["4", "True none"]
 
 
 def test_pytest_plugin_activates(repository: Path, tmp_path: Path) -> None:

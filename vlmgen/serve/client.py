@@ -95,7 +95,9 @@ def ask(
             f"no server answers at {url}",
             hint="start one with `vlmgen serve PACKAGE --checkpoint DIR`, or give --url",
         ) from None
-    except openai.APIStatusError as error:
+    except openai.APIError as error:
+        # Once an answer streams, a refusal comes as an event and not as a status.
         body = error.body if isinstance(error.body, dict) else {}
+        status = getattr(error, "status_code", None) or body.get("code") or "an error"
         text = body.get("message") or error.message
-        raise ServerError(f"the server answered {error.status_code}: {text}") from None
+        raise ServerError(f"the server answered {status}: {text}") from None

@@ -1,20 +1,20 @@
 """Drives a package inside a vLLM engine, with the plugin's keywords, shapes, dtypes and padding.
 
-Shapes: T padded tokens of a prefill, B padded requests of a decode, P cache blocks one prefill
-reads, C merged rows of a block.
+A step is one prefill or all decodes: states are brought up to date, waiting pictures encoded, the
+arguments built (:mod:`text_inputs`) and compared with those of warm-up, the model called, tokens
+sampled by the package or by vLLM's own sampler.
 """
 
 from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Mapping
-from copy import deepcopy
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-from vllm import ModelRegistry
 from vllm.config import VllmConfig
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.logger import init_logger
@@ -29,11 +29,6 @@ from vllm.v1.sample.logits_processor import build_logitsprocs
 from vllm.v1.sample.sampler import Sampler
 from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 from vllm_neuron import envs
-from vllm_neuron.model.interfaces import (
-    SupportsMRoPE,
-    SupportsSpatialMerge,
-    SupportsVisionWarmup,
-)
 from vllm_neuron.model.neuron_config import NeuronConfig, VisionNeuronConfig
 from vllm_neuron.utils.neuron_utils import model_forward_context
 from vllm_neuron.vllm.limits import cache_sizes
@@ -41,15 +36,16 @@ from vllm_neuron.vllm.settings import TABLE_TOKENS
 from vllm_neuron.vllm.worker.call_signatures import CallSignatures, RunnerContractError
 from vllm_neuron.vllm.worker.encoder_cache_blocks import EncoderCacheBlocks
 from vllm_neuron.vllm.worker.gather_mm_embeddings import gather_mm_embeddings
-from vllm_neuron.vllm.worker.graph_log import Graph, GraphRecorder
+from vllm_neuron.vllm.worker.graph_log import GraphRecorder
+from vllm_neuron.vllm.worker.logit_masks import LogitMasks
+from vllm_neuron.vllm.worker.model_loading import load_model
+from vllm_neuron.vllm.worker.text_inputs import TextInputs, bucket_of
 
 __all__ = ["NeuronModelRunner"]
 
 logger = init_logger(f"vllm.{__name__}")
 
 MAX_GRAPHS = 4096  # per compiled function; the default of 8 is below the number of buckets
-PADDING_SLOT = 0  # in vLLM's null block
-WARM_UP_POSITION = 255
 TOWER_INPUTS = {"encoder_cache_buffer", "write_block_ids"}
 
 
@@ -79,79 +75,32 @@ class NeuronModelRunner:
         self.uses_mrope = self.model_config.uses_mrope
         self.vocab_size = self.model_config.get_vocab_size()
         self.tp_group = get_tp_group()
-        self.rank = torch.tensor(self.tp_group.rank_in_group, dtype=torch.int32)
+        samplers = 1 if self.sampling is None else self.tp_group.world_size
+        self.masks = LogitMasks(self.vocab_size, samplers, self.tp_group.rank_in_group)
         self.sampler = Sampler(logprobs_mode=self.model_config.logprobs_mode)
         self.requests: dict[str, CachedRequestState] = {}
         self.encoder_cache: EncoderCacheBlocks | None = None
         self._signatures = CallSignatures()
         self._recorder: GraphRecorder | None = None
         self._pending: Callable[[torch.Tensor | None], Any] | None = None
+        self._skipped = False  # a warm-up was left out, so graphs are still to come
         self._items_encoded = 0
         self._timings = {"steps": 0, "seconds": 0.0, "model_seconds": 0.0}
 
     # ---------------------------------------------------------------------------------- loading
 
     def load_model(self) -> None:
-        """Resolve the class, build it on the meta device, load it and make the encoder cache.
+        """Load the package's model, make the encoder cache and compile.
 
         Raises:
             RunnerContractError: the package breaks a rule of the runner.
         """
-        factory, _ = ModelRegistry.resolve_model_cls(
-            self.model_config.architecture, model_config=self.model_config
-        )
-        config = _with_dtype(self.model_config.hf_config, self.model_config.dtype)
-        with torch.device("meta"):
-            if self.vision_config is None:
-                self.model = factory.from_configs(config, self.neuron_config)
-            else:
-                self.model = factory.from_configs(
-                    hf_config=config,
-                    text_neuron_config=self.neuron_config,
-                    vision_neuron_config=self.vision_config,
-                )
-        self._check_interfaces(factory)
-        started = time.perf_counter()
-        with torch.no_grad():
-            self.model.load_weights(
-                self.model_config.model, self.device, self.vllm_config.load_config.download_dir
-            )
-        tensors = [*self.model.named_parameters(), *self.model.named_buffers()]
-        stranded = [name for name, tensor in tensors if tensor.is_meta]
-        if stranded:
-            raise RunnerContractError(f"still on the meta device after loading: {stranded}")
-        self.model.eval()
-        count = sum(parameter.numel() for parameter in self.model.parameters())
-        logger.info(
-            "Loaded %s: %d parameters in %.2f s",
-            type(self.model).__name__,
-            count,
-            time.perf_counter() - started,
-        )
+        self.model = load_model(self.vllm_config, self.neuron_config, self.vision_config)
         if self.vision_config is not None:
-            self._make_encoder_cache()
+            self._make_encoder_cache(self.vision_config)
         self._compile()
 
-    def _check_interfaces(self, factory: type) -> None:
-        wanted: list[tuple[Any, bool, type]] = []
-        if self.uses_mrope:
-            wanted.append((self.model, isinstance(self.model, SupportsMRoPE), SupportsMRoPE))
-        names = ["get_kv_spec", "bind_kv_cache", "load_weights"]
-        if self.vision_config is not None:
-            warm_up = isinstance(self.model, SupportsVisionWarmup)
-            wanted.append((self.model, warm_up, SupportsVisionWarmup))
-            merge = issubclass(factory, SupportsSpatialMerge)
-            wanted.append((factory, merge, SupportsSpatialMerge))
-            names += ["visual", "embed_multimodal"]
-        for thing, fine, protocol in wanted:
-            if not fine:
-                name = getattr(thing, "__name__", type(thing).__name__)
-                raise RunnerContractError(f"{name} is no {protocol.__name__}")
-        missing = [name for name in names if not hasattr(self.model, name)]
-        if missing:
-            raise RunnerContractError(f"the model lacks {missing}")
-
-    def _make_encoder_cache(self) -> None:
+    def _make_encoder_cache(self, vision: VisionNeuronConfig) -> None:
         if not self.model_config.supports_multimodal_inputs:
             raise RunnerContractError(
                 f"{self.model_config.architecture} has a vision tower but no multimodal "
@@ -166,7 +115,7 @@ class NeuronModelRunner:
             sizes.fat_dim,
             dtype=self.model_config.dtype,
             device=self.device,
-            min_hold_time_ms=self.vision_config.encoder_cache_min_hold_time_ms or 0.0,
+            min_hold_time_ms=vision.encoder_cache_min_hold_time_ms or 0.0,
         )
         self.encoder_cache.check_counts = True
         logger.info(
@@ -186,8 +135,8 @@ class NeuronModelRunner:
             )
 
     def _compile(self) -> None:
-        self.compiled = self.model
         visual = getattr(self.model, "visual", None)
+        self.forward = self.model
         if visual is not None:
             visual.register_forward_pre_hook(self._before_tower, with_kwargs=True)
         if self.model_config.enforce_eager:
@@ -203,7 +152,7 @@ class NeuronModelRunner:
         if visual is not None:
             # The hook stays outside of the graph: the module's call runs it, then the graph.
             visual.forward = torch.compile(visual.forward, **options)
-        self.compiled_forward = torch.compile(self.model.forward, **options)
+        self.forward = torch.compile(self.model.forward, **options)
 
     # ----------------------------------------------------------------------------------- caches
 
@@ -240,7 +189,17 @@ class NeuronModelRunner:
         )
         step = max(1, TABLE_TOKENS // self.block_size)
         blocks = -(-self.max_model_len // self.block_size)
-        self.table_width = -(-blocks // step) * step
+        table_width = -(-blocks // step) * step
+        self.text_inputs = TextInputs(
+            layers=tuple(self.kv_caches),
+            block_size=self.block_size,
+            num_blocks=self.num_blocks,
+            table_width=table_width,
+            vocab_size=self.vocab_size,
+            uses_mrope=self.uses_mrope,
+            samples=self.sampling is not None,
+            rank=torch.tensor(self.tp_group.rank_in_group, dtype=torch.int32),
+        )
         self.batch = InputBatch(
             max_num_reqs=self.max_num_seqs,
             max_model_len=self.max_model_len,
@@ -248,7 +207,7 @@ class NeuronModelRunner:
             device=self.device,
             vocab_size=self.vocab_size,
             block_sizes=[self.block_size],
-            max_num_blocks_per_req=[self.table_width],
+            max_num_blocks_per_req=[table_width],
             logitsprocs=build_logitsprocs(
                 self.vllm_config,
                 self.device,
@@ -269,27 +228,32 @@ class NeuronModelRunner:
             Seconds for the text graphs and for the vision graphs.
         """
         started = time.perf_counter()
-        if self.vision_config is not None and not envs.VLLM_NEURON_SKIP_ENCODER_WARMUP:
-            self._warm_up_vision()
+        if self.vision_config is not None:
+            self._warm_up_vision(self.vision_config, envs.VLLM_NEURON_SKIP_ENCODER_WARMUP)
         between = time.perf_counter()
         skip = envs.VLLM_NEURON_SKIP_PREFILL_DECODE_WARMUP
-        if not (skip or envs.VLLM_NEURON_SKIP_PREFILL_WARMUP):
-            for tokens in self.token_buckets:
-                self._warm_up_call(("prefill", tokens), self._warm_up_prefill(tokens))
-        if not (skip or envs.VLLM_NEURON_SKIP_DECODE_WARMUP):
-            for seqs in self.seq_buckets:
-                self._warm_up_call(("decode", seqs), self._warm_up_decode(seqs))
+        for tokens in self.token_buckets:
+            kwargs = self._warm_up_prefill(tokens)
+            self._warm_up_text(
+                ("prefill", tokens), kwargs, skip or envs.VLLM_NEURON_SKIP_PREFILL_WARMUP
+            )
+        for seqs in self.seq_buckets:
+            kwargs = self.text_inputs.warm_up_decode(seqs)
+            self._warm_up_text(
+                ("decode", seqs), kwargs, skip or envs.VLLM_NEURON_SKIP_DECODE_WARMUP
+            )
         ended = time.perf_counter()
         if self._recorder is not None:
-            logger.info(
-                "Warm-up: %d graphs in %.1f s; recompiling is an error from here on",
-                len(self._recorder.graphs),
-                ended - started,
-            )
+            rule = "a graph that is missing is traced when it is needed"
+            if not self._skipped:
+                rule = "recompiling is an error from here on"
+            seconds, count = ended - started, len(self._recorder.graphs)
+            logger.info("Warm-up: %d graphs in %.1f s; %s", count, seconds, rule)
         return ended - between, between - started
 
-    def _warm_up_vision(self) -> None:
-        visual, vision = self.model.visual, self.vision_config
+    def _warm_up_vision(self, vision: VisionNeuronConfig, skip: bool) -> None:
+        visual, cache = self.model.visual, self.encoder_cache
+        assert cache is not None and vision.num_vision_tokens_buckets is not None
         names = set(inspect.signature(type(visual).forward).parameters) - {"self"}
         for bucket in sorted(vision.num_vision_tokens_buckets):
             inputs = self.model.build_vision_synthetic_inputs(bucket, vision, self.device)
@@ -300,20 +264,26 @@ class NeuronModelRunner:
                 )
             blocks = -(-bucket // vision.vision_attention_block_size)
             blocks = -(-blocks // vision.dp_size) * vision.dp_size
-            inputs["encoder_cache_buffer"] = self.encoder_cache.buffer
+            inputs["encoder_cache_buffer"] = cache.buffer
             inputs["write_block_ids"] = torch.zeros(blocks, dtype=torch.int64)
             self._signatures.learn(("vision", blocks), inputs)
-            self._timed(f"vision {bucket} patches, {blocks} blocks", lambda: visual(**inputs))
-        self.encoder_cache.buffer.zero_()
+            name = f"vision {bucket} patches, {blocks} blocks"
+            self._trace(name, partial(visual, **inputs), skip)
+        cache.buffer.zero_()
 
-    def _warm_up_call(self, graph: tuple[str, int], kwargs: dict[str, Any]) -> None:
+    def _warm_up_text(self, graph: tuple[str, int], kwargs: dict[str, Any], skip: bool) -> None:
+        if self.neuron_config.enable_structured_outputs:
+            kwargs["logit_mask"] = self.masks.open(1 if graph[0] == "prefill" else graph[1])
         self._signatures.learn(graph, kwargs)
         unit = "tokens" if graph[0] == "prefill" else "requests"
-        self._timed(f"{graph[0]} {graph[1]} {unit}", lambda: self.compiled_forward(**kwargs))
+        self._trace(f"{graph[0]} {graph[1]} {unit}", partial(self.forward, **kwargs), skip)
 
-    def _timed(self, name: str, call: Callable[[], Any]) -> Graph | None:
+    def _trace(self, name: str, call: Callable[[], Any], skip: bool) -> None:
         if self._recorder is None:
-            return None
+            return
+        if skip:
+            self._skipped = True
+            return
         started = time.perf_counter()
         call()
         graph = self._recorder.record(name, time.perf_counter() - started)
@@ -323,57 +293,17 @@ class NeuronModelRunner:
             logger.info(
                 "Graph %s: %d operators, %.2f s", graph.name, graph.operators, graph.seconds
             )
-        return graph
 
     def _warm_up_prefill(self, tokens: int) -> dict[str, Any]:
-        places = torch.arange(tokens)
-        kwargs = self._text_arguments(
-            input_ids=(torch.arange(1, tokens + 1) % self.vocab_size).to(torch.int32),
-            positions=places,
-            rotary=places.repeat(3, 1),
-            table=torch.arange(self.table_width, dtype=torch.int32)[None] % self.num_blocks,
-            slots=torch.zeros(tokens, dtype=torch.int64),
-            max_query_len=tokens,
-            rows=torch.tensor([tokens - 1]),
-            params=torch.tensor([[0.0, 1.0, 1.0]]),
-        )
-        if self.vision_config is not None:
+        kwargs = self.text_inputs.warm_up_prefill(tokens)
+        if self.encoder_cache is not None:
             shape = self.encoder_cache.buffer.shape[1:]
             kwargs["vision_embedding_blocks"] = tuple(
                 torch.zeros(shape, dtype=self.encoder_cache.buffer.dtype)
                 for _ in range(self.max_vision_blocks)
             )
             kwargs["vision_positions"] = torch.full((self.max_vision_blocks, shape[0]), tokens)
-        return kwargs | {"logit_mask": self._open_mask(1)}
-
-    def _warm_up_decode(self, seqs: int) -> dict[str, Any]:
-        table = torch.arange(self.table_width, dtype=torch.int32) % self.num_blocks
-        kwargs = self._text_arguments(
-            input_ids=torch.ones(seqs, dtype=torch.int32),
-            positions=torch.full((seqs,), WARM_UP_POSITION),
-            rotary=torch.full((3, seqs), WARM_UP_POSITION),
-            table=table.repeat(seqs, 1),
-            slots=torch.zeros(seqs, dtype=torch.int64),
-            max_query_len=1,
-            rows=torch.arange(seqs),
-            params=torch.tensor([0.0, 1.0, 1.0]).repeat(seqs, 1),
-        )
-        return kwargs | {"logit_mask": self._open_mask(seqs)}
-
-    def _open_mask(self, rows: int) -> torch.Tensor | None:
-        if not self.neuron_config.enable_structured_outputs:
-            return None
-        return self._own_columns(torch.ones(rows, self.vocab_size, dtype=torch.bool))
-
-    def _own_columns(self, mask: torch.Tensor) -> torch.Tensor:
-        """This rank's vocabulary shard where the package samples over several ranks."""
-        tp_size = self.tp_group.world_size
-        if self.sampling is None or tp_size == 1:
-            return mask
-        width = -(-self.vocab_size // tp_size)
-        mask = torch.nn.functional.pad(mask, (0, width * tp_size - self.vocab_size))
-        first = self.tp_group.rank_in_group * width
-        return mask[:, first : first + width].contiguous()
+        return kwargs
 
     # ------------------------------------------------------------------------------------- step
 
@@ -421,7 +351,9 @@ class NeuronModelRunner:
             return EMPTY_MODEL_RUNNER_OUTPUT
         mask = None
         if self.neuron_config.enable_structured_outputs:
-            mask = self._mask(grammar_output, self._graph)
+            kind, padded = self._graph
+            rows = 1 if kind == "prefill" else padded
+            mask = self.masks.of_grammar(rows, grammar_output, self.batch.req_id_to_index)
         elif grammar_output is not None:
             raise RunnerContractError("a grammar, but enable_structured_outputs is off")
         output, self._pending = self._pending(mask), None
@@ -538,7 +470,10 @@ class NeuronModelRunner:
         for _, count, kwargs in group_and_batch_mm_kwargs(items):
             keys = [feature.identifier for feature in features[first : first + count]]
             first += count
-            self.model.embed_multimodal(encoder_cache=self.encoder_cache, mm_hashes=keys, **kwargs)
+            with self._no_recompiling():
+                self.model.embed_multimodal(
+                    encoder_cache=self.encoder_cache, mm_hashes=keys, **kwargs
+                )
             for key in keys:
                 if not self.encoder_cache.contains(key):
                     raise RunnerContractError(f"embed_multimodal allocated nothing for {key}")
@@ -565,29 +500,8 @@ class NeuronModelRunner:
                 f"a prefill of {count} tokens after {state.num_computed_tokens} of "
                 f"{state.num_tokens}: the prompt was cut into chunks"
             )
-        padded = _bucket(count, self.token_buckets)
-        padding = padded - count
-        ids = torch.zeros(padded, dtype=torch.int32)
-        ids[:count] = torch.from_numpy(self.batch.token_ids_cpu[0, :count])
-        places = np.arange(count)
-        positions = torch.full((padded,), count - 1, dtype=torch.int64)
-        positions[:count] = torch.from_numpy(places)
-        slots = torch.full((padded,), PADDING_SLOT, dtype=torch.int64)
-        slots[:count] = torch.from_numpy(self._slots(0, places))
-        rotary = None
-        if self.uses_mrope:
-            rotary = torch.zeros(3, padded, dtype=torch.int64)
-            rotary[:, :count] = self._rotary(state, count)
-        kwargs = self._text_arguments(
-            input_ids=ids,
-            positions=positions,
-            rotary=rotary,
-            table=self._table(1, 1),
-            slots=slots,
-            max_query_len=padded,
-            rows=torch.tensor([count - 1]),
-            params=self._params(1, 1),
-        )
+        padded = bucket_of(count, self.token_buckets)
+        kwargs = self.text_inputs.prefill(self.batch, state, count, padded)
         if self.encoder_cache is not None:
             gathered = gather_mm_embeddings(
                 self.encoder_cache,
@@ -600,132 +514,26 @@ class NeuronModelRunner:
             )
             kwargs["vision_embedding_blocks"] = gathered.vision_embedding_blocks
             kwargs["vision_positions"] = gathered.vision_positions
-        del padding
         return ("prefill", padded), kwargs
 
-    @staticmethod
-    def _rotary(state: CachedRequestState, count: int) -> torch.Tensor:
-        """Positions of the prompt, and of what was generated before a preemption."""
-        prompt = state.num_prompt_tokens
-        later = torch.arange(prompt, count) + state.mrope_position_delta
-        return torch.cat([state.mrope_positions, later.repeat(3, 1)], dim=1)
-
     def _decode(self) -> tuple[tuple[str, int], dict[str, Any]]:
-        count = len(self.batch.req_ids)
-        padded = _bucket(count, self.seq_buckets)
         states = [self.requests[req_id] for req_id in self.batch.req_ids]
-        computed = self.batch.num_computed_tokens_cpu[:count].astype(np.int64)
-        ids = torch.zeros(padded, dtype=torch.int32)
-        rows = np.arange(count)
-        ids[:count] = torch.from_numpy(self.batch.token_ids_cpu[rows, computed])
-        positions = torch.zeros(padded, dtype=torch.int64)
-        positions[:count] = torch.from_numpy(computed)
-        slots = torch.full((padded,), PADDING_SLOT, dtype=torch.int64)
-        slots[:count] = torch.from_numpy(self._slots(rows, computed))
-        rotary = None
-        if self.uses_mrope:
-            rotary = torch.zeros(3, padded, dtype=torch.int64)
-            deltas = np.array([state.mrope_position_delta for state in states])
-            rotary[:, :count] = torch.from_numpy(computed + deltas)
-        kwargs = self._text_arguments(
-            input_ids=ids,
-            positions=positions,
-            rotary=rotary,
-            table=self._table(count, padded),
-            slots=slots,
-            max_query_len=1,
-            rows=torch.arange(padded).clamp(max=count - 1),
-            params=self._params(count, padded),
-        )
-        return ("decode", padded), kwargs
-
-    def _slots(self, rows: Any, places: np.ndarray) -> np.ndarray:
-        table = self.batch.block_table[0].get_numpy_array()
-        blocks = table[rows, places // self.block_size].astype(np.int64)
-        return blocks * self.block_size + places % self.block_size
-
-    def _table(self, count: int, padded: int) -> torch.Tensor:
-        """int32 `[padded, width]`; -1 where there is no block."""
-        group = self.batch.block_table[0]
-        table = np.full((padded, self.table_width), -1, dtype=np.int32)
-        for row in range(count):
-            blocks = group.num_blocks_per_row[row]
-            table[row, :blocks] = group.get_numpy_array()[row, :blocks]
-        return torch.from_numpy(table)
-
-    def _params(self, count: int, padded: int) -> torch.Tensor | None:
-        """float32 `[padded, 3]`: top-k (-1 is off), top-p, temperature (0 is greedy)."""
-        if self.sampling is None:
-            return None
-        params = np.zeros((padded, 3), dtype=np.float32)
-        for row, req_id in enumerate(self.batch.req_ids):
-            own = self.requests[req_id].sampling_params
-            top_k = own.top_k if 0 < own.top_k < self.vocab_size else -1
-            params[row] = (top_k, own.top_p, own.temperature)
-        return torch.from_numpy(params)
-
-    def _text_arguments(
-        self,
-        *,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        rotary: torch.Tensor | None,
-        table: torch.Tensor,
-        slots: torch.Tensor,
-        max_query_len: int,
-        rows: torch.Tensor,
-        params: torch.Tensor | None,
-    ) -> dict[str, Any]:
-        metadata = {
-            "block_table_tensor": table,
-            "slot_mapping": slots,
-            "max_query_len": max_query_len,
-            "decode_token_threshold": 1,
-            "block_size": self.block_size,
-            "max_blocks_per_seq": self.table_width,
-            "cached_seq_len": torch.zeros(1, 1, dtype=torch.int32),
-            "kv_segment_size": 0,
-            "full_block_table_tensor": table.clone(),
-        }
-        kwargs: dict[str, Any] = {
-            "input_ids": input_ids,
-            "positions": positions,
-            "attn_metadata": dict.fromkeys(self.kv_caches, metadata),
-            "sampling_positions": rows,
-            "sampling_params": params if self.sampling is not None else None,
-            "spec_decode_metadata": None,
-            "rank": self.rank,
-            "logit_mask": None,
-        }
-        if self.uses_mrope:
-            kwargs["rotary_position_ids"] = rotary
-        return kwargs
+        padded = bucket_of(len(states), self.seq_buckets)
+        return ("decode", padded), self.text_inputs.decode(self.batch, states, padded)
 
     def _forward(self, graph: tuple[str, int], kwargs: dict[str, Any]) -> Any:
         self._signatures.check(graph, kwargs)
         started = time.perf_counter()
-        with model_forward_context(self.vllm_config):
-            output = (self.model if self._recorder is None else self.compiled_forward)(**kwargs)
+        with self._no_recompiling():
+            output = self.forward(**kwargs)
         self._model_seconds = time.perf_counter() - started
         return output
 
-    # --------------------------------------------------------------------------------- sampling
+    def _no_recompiling(self) -> AbstractContextManager[None]:
+        """Only around the package: vLLM's sampler compiles small functions of its own."""
+        return nullcontext() if self._skipped else model_forward_context(self.vllm_config)
 
-    def _mask(
-        self, grammar_output: GrammarOutput | None, graph: tuple[str, int]
-    ) -> torch.Tensor | None:
-        """bool `[rows, vocab]`, or this rank's shard of it, True = allowed."""
-        rows = 1 if graph[0] == "prefill" else graph[1]
-        mask = np.ones((rows, self.vocab_size), dtype=bool)
-        if grammar_output is not None:
-            bits = grammar_output.grammar_bitmask
-            for line, req_id in enumerate(grammar_output.structured_output_request_ids):
-                row = self.batch.req_id_to_index.get(req_id)
-                if row is not None:
-                    words = np.ascontiguousarray(bits[line]).view(np.uint8)
-                    allowed = np.unpackbits(words, bitorder="little")
-                    mask[row] = allowed[: self.vocab_size].astype(bool)
-        return self._own_columns(torch.from_numpy(mask))
+    # --------------------------------------------------------------------------------- sampling
 
     def _sample(self, output: Any, count: int) -> tuple[list[int], LogprobsTensors | None]:
         """Tokens of the first `count` rows, and their log-probabilities if one wants them."""
@@ -754,6 +562,7 @@ class NeuronModelRunner:
         state: dict[str, Any] = {
             "requests": len(self.requests),
             "items_encoded": self._items_encoded,
+            "late_graphs": 0 if self._recorder is None else len(self._recorder.traced),
             "graphs": (
                 []
                 if self._recorder is None
@@ -780,18 +589,3 @@ class NeuronModelRunner:
         """Forget every item."""
         if self.encoder_cache is not None:
             self.encoder_cache.clear()
-
-
-def _bucket(size: int, buckets: list[int]) -> int:
-    """Smallest bucket that holds `size`; the largest when none does, as in the plugin."""
-    return next((bucket for bucket in buckets if bucket >= size), buckets[-1])
-
-
-def _with_dtype(hf_config: Any, dtype: torch.dtype) -> Any:
-    """The configuration with the engine's dtype, which `--dtype` may have changed."""
-    config = deepcopy(hf_config)
-    parts = (config, config.get_text_config(), getattr(config, "vision_config", None))
-    for part in parts:
-        if part is not None and not isinstance(part, Mapping):
-            part.dtype = dtype
-    return config
