@@ -21,7 +21,18 @@ from vlmgen.errors import CheckFailed, VlmgenError
 
 ROOT = Path(__file__).resolve().parents[1]
 SPEC = ROOT / "specs" / "qwen3_vl.yaml"
-COMMANDS = ("new", "check", "validate", "tiny", "show", "parallel", "schema", "serve", "ask", "doctor")
+COMMANDS = (
+    "new",
+    "check",
+    "validate",
+    "tiny",
+    "show",
+    "parallel",
+    "schema",
+    "serve",
+    "ask",
+    "doctor",
+)
 
 runner = CliRunner()
 
