@@ -49,7 +49,8 @@ EXTRA_MODULES = frozenset(
 app = typer.Typer(
     name="vlmgen",
     help="Vision-language model packages for the vLLM Neuron plugin, generated from one YAML spec.",
-    epilog="Exit codes: 0 fine, 2 usage, 3 spec, 4 check failed, 5 validation failed, 6 server.",
+    epilog="Exit codes: 0 fine, 2 usage, 3 bad spec, 4 check failed, 5 validation failed, "
+    "6 server.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
