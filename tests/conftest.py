@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,3 +35,12 @@ def repository() -> Path:
 def qwen3_vl_spec(repository: Path) -> Path:
     """The spec of Qwen3-VL."""
     return repository / "specs" / "qwen3_vl.yaml"
+
+
+@pytest.fixture(scope="session")
+def offline_install() -> list[str]:
+    """Arguments of `pip install` that take vlmgen's dependencies from wheels fetched at set-up."""
+    wheelhouse = Path(sys.prefix) / "wheelhouse"
+    if not wheelhouse.is_dir():
+        pytest.skip("no wheels at hand; `make install` fetches them")
+    return ["--quiet", "--no-index", "--find-links", str(wheelhouse)]

@@ -58,11 +58,11 @@ def test_wheel_holds_templates_specs_and_data(wheel: Path, repository: Path) -> 
 
 @pytest.mark.slow
 def test_wheel_generates_in_an_empty_environment(
-    wheel: Path, repository: Path, tmp_path: Path
+    wheel: Path, repository: Path, tmp_path: Path, offline_install: list[str]
 ) -> None:
     run(sys.executable, "-m", "venv", tmp_path / "venv", cwd=tmp_path)
     python = tmp_path / "venv" / "bin" / "python"
-    run(python, "-m", "pip", "install", "--quiet", wheel, cwd=tmp_path)
+    run(python, "-m", "pip", "install", *offline_install, wheel, cwd=tmp_path)
     for module in ("torch", "transformers"):
         absent = f"import importlib.util; assert importlib.util.find_spec({module!r}) is None"
         run(python, "-c", absent, cwd=tmp_path)

@@ -44,7 +44,11 @@ def interpreter(version: tuple[int, int]) -> str | None:
 @pytest.mark.slow
 @pytest.mark.parametrize("version", [v for v in VERSIONS if v != sys.version_info[:2]])
 def test_same_bytes(
-    version: tuple[int, int], tmp_path: Path, repository: Path, qwen3_vl_spec: Path
+    version: tuple[int, int],
+    tmp_path: Path,
+    repository: Path,
+    qwen3_vl_spec: Path,
+    offline_install: list[str],
 ) -> None:
     python = interpreter(version)
     if python is None:
@@ -53,7 +57,7 @@ def test_same_bytes(
     subprocess.run([python, "-m", "venv", str(tmp_path / "venv")], check=True)
     other = str(tmp_path / "venv" / "bin" / "python")
     install = subprocess.run(
-        [other, "-m", "pip", "install", "--quiet", *project["dependencies"]],
+        [other, "-m", "pip", "install", *offline_install, *project["dependencies"]],
         capture_output=True,
         text=True,
     )

@@ -9,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.serve.conftest import JSON_WRITER
-from tests.serve.prompts import MIXES, VIDEO_OPTIONS, image, parts_of
+from tests.serve.prompts import VIDEO_OPTIONS, image
 from tests.serve.server import package_server
+from tests.serve.test_equality import check_forty_prompts
 from tests.serve.test_requests import chat, hugging_face, refused, token_ids
 
 COMMON = (
@@ -39,10 +40,7 @@ def test_eager_on_device_sampling_one_request_and_other_buckets(
         package, checkpoint, tmp_path, *options, "--additional-config", json.dumps(config)
     ) as server:
         client = server.client()
-        for mix in MIXES:
-            for index in (1, 2):
-                parts = parts_of(mix, index)
-                assert token_ids(chat(client, parts)) == hugging_face(reference, *parts)
+        check_forty_prompts(client, reference)
         assert "no frequency_penalty=1.0" in refused(client, ["Hi"], frequency_penalty=1.0)
         assert "max_top_k 64" in refused(client, ["Hi"], temperature=1.0, extra_body={"top_k": 65})
         assert "max_logprobs" in refused(client, ["Hi"], logprobs=True, top_logprobs=4)
