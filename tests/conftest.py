@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -44,3 +47,30 @@ def offline_install() -> list[str]:
     if not wheelhouse.is_dir():
         pytest.skip("no wheels at hand; `make install` fetches them")
     return ["--quiet", "--no-index", "--find-links", str(wheelhouse)]
+
+
+@pytest.fixture(scope="session")
+def package(repository: Path) -> Path:
+    """The committed Qwen3-VL package."""
+    return repository / "generated" / "qwen3_vl"
+
+
+@pytest.fixture
+def edited(package: Path, tmp_path: Path) -> Callable[[str, str, str], Path]:
+    """Copy the package and replace text in one module; the text must be there.
+
+    The module is first written as `ast.unparse` writes it, one statement a line, so that the
+    formatting of the templates does not matter here.
+    """
+
+    def edit(name: str, old: str, new: str) -> Path:
+        root = tmp_path / "qwen3_vl"
+        if not root.exists():
+            shutil.copytree(package, root, ignore=shutil.ignore_patterns("__pycache__"))
+        path = next(root.glob("vllm_neuron_*")) / name
+        text = ast.unparse(ast.parse(path.read_text()))
+        assert old in text, f"{name} does not contain {old!r}"
+        path.write_text(text.replace(old, new))
+        return root
+
+    return edit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from vlmgen.render.escaping import Rendered, docstring, identifier
+from vlmgen.render.escaping import Rendered, identifier
 from vlmgen.tiny.family import load_family
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ def words(spec: Spec) -> dict[str, Any]:
         "quantization_legal": _enumerated(
             ["None" if mode is None else f"'{identifier(mode)}'" for mode in quantization], "and"
         ),
-        "layout_sentence": _layout_sentence(spec),
     }
 
 
@@ -59,15 +58,6 @@ def _checkpoint(spec: Spec, name: str, derived: Any) -> dict[str, Any]:
         "text_tp": derived.text_tp,
         "vision_tp": derived.vision_tp,
     }
-
-
-def _layout_sentence(spec: Spec) -> Rendered:
-    """`nested` (text `model.language_model.`, vision `model.visual.`, head `lm_head.`) or ..."""
-    described = [
-        f"`{layout.name}` (text `{layout.text}`, vision `{layout.vision}`, head `{layout.head}`)"
-        for layout in spec.weights.layouts
-    ]
-    return docstring(_enumerated(described, "or") + ".")
 
 
 def _enumerated(items: list[str], conjunction: str) -> Rendered:
