@@ -15,6 +15,7 @@ import vlmgen
 from vlmgen.errors import OutputError
 from vlmgen.render import plan as planning
 from vlmgen.render import publish, templates
+from vlmgen.render.chain import spec_bytes
 from vlmgen.render.manifest import (
     MANIFEST_PATH,
     Manifest,
@@ -66,7 +67,7 @@ def render_spec_file(
     results_text = _read_results(spec_path, spec.family)
     results = None if results_text is None else _parse_results(results_text, spec_path)
     package = render_package(spec, layout, results, search)
-    return spec.family, package_bytes(package, spec_path.read_bytes(), results_text)
+    return spec.family, package_bytes(package, spec_bytes(spec_path), results_text)
 
 
 def generate(
@@ -211,7 +212,7 @@ def _up_to_date(
         if (
             manifest is None
             or (manifest.vlmgen, manifest.layout) != (vlmgen.__version__, layout)
-            or manifest.spec != text_sha256(spec_path.read_bytes())
+            or manifest.spec != text_sha256(spec_bytes(spec_path))
             or manifest.generator != generator_sha256()
         ):
             return None

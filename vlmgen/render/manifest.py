@@ -27,6 +27,7 @@ _HASH = re.compile(r"[0-9a-f]{64}\Z")
 GENERATOR = (
     "check/parallel.py",
     "render/blocks.py",
+    "render/chain.py",
     "render/environment.py",
     "render/escaping.py",
     "render/format.py",
@@ -35,6 +36,7 @@ GENERATOR = (
     "render/words.py",
     "spec/checkpoints.py",
     "spec/derive.py",
+    "spec/extends.py",
     "spec/model.py",
     "spec/neuron.py",
     "spec/text.py",

@@ -88,7 +88,7 @@ def package_bytes(
 
     Args:
         package: The rendered package.
-        spec_text: The spec file.
+        spec_text: The spec file and those it extends.
         results_text: The stored results file, or None.
     """
     files = {path: text.encode("utf-8") for path, text in package.texts.items()}

@@ -20,6 +20,13 @@ def directories() -> tuple[Path, ...]:
     raise OutputError(f"vlmgen has no templates: neither {package}/_templates nor ../templates")
 
 
+def shipped_specs() -> Path:
+    """The specs of an installed vlmgen, or `specs/` of the repository."""
+    package = Path(__file__).resolve().parent.parent
+    installed = package / "_specs"
+    return installed if installed.is_dir() else package.parent / "specs"
+
+
 def read(search: Sequence[Path], name: str) -> bytes:
     """The bytes of a template, with line feeds only.
 

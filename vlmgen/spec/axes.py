@@ -35,7 +35,7 @@ _SIGLIP = ("gemma3", "llava_onevision", "idefics3", "smolvlm")
 # Dotted path in the spec -> axis. List indices are left out of the path.
 AXES: dict[str, Axis] = {
     "text.norm.kind": Axis(("rms",), {"rms_zero_centered": (*_QWEN3_5, "gemma3")}),
-    "text.norm.topology": Axis(("pre",), {"sandwich": (*_GLM_DENSE, "gemma3")}),
+    "text.norm.topology": Axis(("pre", "sandwich")),
     "text.norm.cast": Axis(("before_weight",), {"after_weight": (*_QWEN3_5, "gemma3")}),
     "text.attention.kind": Axis(
         ("gqa",),
@@ -46,132 +46,89 @@ AXES: dict[str, Axis] = {
         },
     ),
     "text.attention.qkv_layout": Axis(("separate",)),
-    "text.attention.qkv_bias": Axis(
-        (False,), {True: (*_QWEN2, *_GLM, "internvl3", "ovis2", "llava_onevision")}
-    ),
     "text.attention.output_bias": Axis((False,)),
     "text.attention.qk_norm": Axis(
-        ("head_rms_pre_rope",),
-        {
-            "none": (*_QWEN2, *_GLM, "paddleocr_vl", "internvl3"),
-            "head_l2_post_rope": ("llama4",),
-        },
+        ("head_rms_pre_rope", "none"), {"head_l2_post_rope": ("llama4",)}
     ),
     "text.mlp.kind": Axis(("swiglu",), {"geglu_tanh": ("gemma3",)}),
     "text.mlp.activation": Axis(("silu",), {"gelu_tanh": ("gemma3",)}),
-    "text.mlp.layout": Axis(("separate",), {"fused_gate_up": _GLM_DENSE}),
+    "text.mlp.layout": Axis(("separate", "fused_gate_up")),
     "text.mlp.bias": Axis((False,)),
-    "text.rope.kind": Axis(
-        ("mrope",),
-        {"plain": ("internvl3", "internvl3_5", "gemma3", "mistral3", "pixtral", *_SIGLIP[1:])},
-    ),
-    "text.rope.order": Axis(
-        ("interleaved",), {"contiguous": (*_QWEN2, *_GLM, "paddleocr_vl", "keye")}
-    ),
-    "text.rope.pairing": Axis(("half",), {"adjacent": (*_GLM_DENSE, "llama4", "kimi_k25")}),
-    "text.rope.partial": Axis((1.0,), {0.5: _GLM, 0.25: _QWEN3_5}),
+    "text.rope.kind": Axis(("mrope", "plain")),
+    "text.rope.order": Axis(("interleaved", "contiguous")),
+    "text.rope.pairing": Axis(("half", "adjacent")),
+    "text.rope.partial": Axis((1.0, 0.5), {0.25: _QWEN3_5}),
+    "text.moe.router": Axis(("softmax", "sigmoid_bias"), {"sigmoid_top1_on_input": ("llama4",)}),
+    "text.moe.checkpoint": Axis(("fused_in_out", "fused_out_in", "per_expert")),
     "vision.input": Axis(
-        ("patches_merge_order",),
-        {
-            "patches_raster": ("paddleocr_vl", "keye", "kimi_k25"),
-            "tiles_nchw": ("internvl3", "llama4", "ovis2", *_SIGLIP),
-            "padded_nchw_sizes": ("pixtral", "mistral3"),
-        },
+        ("patches_merge_order", "patches_raster", "tiles"),
+        {"padded_nchw_sizes": ("pixtral", "mistral3")},
     ),
-    "vision.patch_embed.kind": Axis(
-        ("conv3d",),
-        {"conv2d": ("paddleocr_vl", "pixtral", "mistral3", *_SIGLIP), "linear": ("llama4",)},
-    ),
-    "vision.patch_embed.bias": Axis((True,), {False: (*_QWEN2, "pixtral", "mistral3", "llama4")}),
+    "vision.patch_embed.kind": Axis(("conv3d", "conv2d"), {"linear": ("llama4",)}),
+    "vision.class_token": Axis(("first",), {"last": ("llama4",)}),
+    "vision.embed_norm.kind": Axis(("layer", "rms")),
+    "vision.final_norm.kind": Axis(("layer", "rms")),
     "vision.position.kind": Axis(
-        ("learned_bilinear",),
-        {
-            "none": (*_QWEN2, "pixtral"),
-            "learned_bicubic": ("kimi_k25", "internvl3"),
-            "learned_grid_sample_bicubic": _GLM,
-            "learned_fixed": ("gemma3", "llava_onevision", "ovis2", "llama4"),
-            "learned_bucketed": ("idefics3", "smolvlm"),
-        },
+        ("learned_bilinear", "learned_grid_sample_bicubic", "learned_fixed"),
+        {"learned_bicubic": ("kimi_k25",), "learned_bucketed": ("idefics3", "smolvlm")},
     ),
     "vision.position.align_corners": Axis((True,), {False: ("keye",)}),
     "vision.rope.kind": Axis(
         ("axial_half",),
         {
-            "none": ("internvl3", "ovis2", *_SIGLIP),
             "pixtral_split": ("pixtral", "mistral3"),
             "adjacent_wh": ("kimi_k25",),
             "llama4_complex": ("llama4",),
         },
     ),
-    "vision.norm.kind": Axis(
-        ("layer",), {"rms": ("qwen2_5_vl", *_GLM, "pixtral", "ovis2", "internvl_6b")}
-    ),
-    "vision.attention.qkv_layout": Axis(
-        ("fused_thirds",),
-        {"separate": ("internvl3", "paddleocr_vl", "pixtral", "ovis2", "llama4", *_SIGLIP)},
-    ),
-    "vision.attention.qkv_bias": Axis((True,), {False: (*_GLM, "pixtral", "ovis2", "internvl_6b")}),
-    "vision.attention.output_bias": Axis((True,), {False: (*_GLM, "pixtral", "ovis2")}),
-    "vision.attention.qk_norm": Axis(("none",), {"full_width_rms": ("internvl_6b",)}),
+    "vision.norm.kind": Axis(("layer", "rms")),
+    "vision.attention.qkv_layout": Axis(("fused_thirds", "separate")),
+    "vision.attention.qk_norm": Axis(("none", "full_width_rms")),
     "vision.attention.bounds": Axis(
-        ("frame",),
+        ("frame", "window", "tile"),
         {
-            "window": ("qwen2_5_vl",),
             "clip": ("kimi_k25",),
-            "tile": ("internvl3", "gemma3", "llama4", "ovis2", "llava_onevision"),
             "image": ("pixtral", "mistral3"),
             "padding_mask": ("idefics3", "smolvlm"),
         },
     ),
-    "vision.mlp.kind": Axis(("plain",), {"swiglu": ("qwen2_5_vl", *_GLM, "pixtral", "ovis2")}),
-    "vision.mlp.activation": Axis(
-        ("gelu_tanh",),
-        {
-            "gelu": ("internvl3", "llama4"),
-            "quick_gelu": ("qwen2_vl",),
-            "silu": ("qwen2_5_vl", *_GLM, "pixtral", "ovis2"),
-        },
+    "vision.mlp.kind": Axis(("plain", "swiglu")),
+    "vision.mlp.activation": Axis(("gelu_tanh", "gelu", "quick_gelu", "silu")),
+    "vision.config_keys.hidden_size": Axis(("hidden_size", "embed_dim")),
+    "vision.config_keys.depth": Axis(("depth", "num_hidden_layers")),
+    "vision.config_keys.num_heads": Axis(("num_heads", "num_attention_heads")),
+    "vision.config_keys.intermediate_size": Axis(
+        ("intermediate_size", "mlp_ratio", "out_hidden_size")
     ),
-    "vision.mlp.bias": Axis((True,), {False: (*_GLM, "pixtral", "ovis2")}),
+    "vision.config_keys.out_hidden_size": Axis(
+        ("out_hidden_size", "hidden_size", "text_hidden_size")
+    ),
+    "vision.config_keys.in_channels": Axis(("in_channels", "num_channels")),
+    "vision.config_keys.num_embeddings": Axis(("num_position_embeddings", "image_size")),
+    "vision.config_keys.merge_size": Axis(("spatial_merge_size", "downsample_ratio")),
+    "vision.config_keys.merger_size": Axis(("intermediate_size",)),
+    "vision.config_keys.norm_eps": Axis(("rms_norm_eps", "layer_norm_eps")),
     "vision.merger.op": Axis(
-        ("window",),
+        ("window", "strided_conv"),
         {
-            "regroup": ("paddleocr_vl", "keye"),
-            "pixel_shuffle": ("internvl3", "idefics3", "smolvlm", "llama4"),
             "unfold": ("mistral3",),
-            "strided_conv": _GLM,
             "avg_pool": ("gemma3",),
             "mean_time": ("kimi_k25",),
             "bilinear_pool": ("llava_onevision",),
         },
     ),
-    "vision.merger.norm": Axis(
-        ("layer",),
-        {"rms": ("qwen2_5_vl", "gemma3", "mistral3"), "none": ("pixtral", "llava_onevision")},
-    ),
-    "vision.merger.norm_position": Axis(("before_merge",), {"after_merge": ("internvl3", "keye")}),
+    "vision.merger.norm": Axis(("layer", "rms"), {"none": ("pixtral", "llava_onevision")}),
+    "vision.merger.norm_position": Axis(("before_merge", "after_merge")),
+    "vision.merger.inner": Axis(("joined", "out")),
     "vision.merger.activation": Axis(("gelu",)),
-    "vision.merger.bias": Axis((True,), {False: (*_GLM,)}),
-    "vision.deepstack": Axis((), {None: (*_QWEN2, *_GLM, *_QWEN3_5, "paddleocr_vl", "internvl3")}),
     "vision.deepstack.merger.norm": Axis(("layer",)),
     "vision.deepstack.merger.norm_position": Axis(("after_merge",)),
     "vision.deepstack.merger.activation": Axis(("gelu",)),
     "vision.deepstack.merger.bias": Axis((True,)),
     "vision.deepstack.inject": Axis(("after_layer",)),
-    "tokens.positions": Axis(
-        ("mrope_per_frame",),
-        {
-            "mrope_block": _QWEN2,
-            "sequence": ("internvl3", "gemma3", "mistral3", "pixtral", "llama4", "ovis2"),
-        },
-    ),
+    "tokens.positions": Axis(("mrope_per_frame", "mrope_block", "sequence")),
     "tokens.video_prompt": Axis(
-        ("per_frame_timestamp",),
-        {
-            "none": ("paddleocr_vl", "gemma3", "mistral3", "pixtral", "llama4", "ovis2"),
-            "one_run": (*_QWEN2, "llava_onevision"),
-            "per_frame_label": ("internvl3",),
-        },
+        ("per_frame_timestamp", "one_run", "per_frame_image_token", "per_frame_label", "none")
     ),
     "neuron.quantization": Axis(
         ("none", "bf16"), {"mxfp8": ("qwen3_vl of the plugin, text tower only",)}
@@ -180,25 +137,14 @@ AXES: dict[str, Axis] = {
 
 # Keys that some family needs and that the schema does not have yet -> the families.
 LATER_KEYS: dict[str, tuple[str, ...]] = {
-    "extends": ("every family that is a variant of another",),
-    "text.moe": ("qwen3_vl_moe", "glm4v_moe", "qwen3_5_moe", "internvl3_5", "llama4", "kimi_k25"),
     "text.layer_types": (*_QWEN3_5, "gemma3", "llama4"),
     "text.embed_scale": ("gemma3",),
     "text.attention.scale": ("gemma3", "kimi_k25"),
     "text.attention.temperature": ("llama4",),
     "text.rope.scaling": ("gemma3", "llama4", "kimi_k25"),
-    "vision.embed_norm": (*_GLM, "ovis2", "pixtral", "llama4"),
-    "vision.cls": ("internvl3", "llama4"),
-    "vision.layer_scale": ("internvl3",),
-    "vision.final_norm": (*_GLM, "paddleocr_vl", "ovis2", *_SIGLIP),
     "vision.feature": ("llava_onevision", "pixtral"),
-    "vision.downsample": _GLM,
-    "vision.attention.window": ("qwen2_5_vl",),
     "tokens.mask": ("gemma3",),
-    "tokens.tokens_per_image": ("gemma3", "internvl3", "llama4", "pixtral", "mistral3"),
-    "tokens.timestamp": (*_GLM, "smolvlm", "kimi_k25"),
-    "weights.rename": (*_QWEN2, "internvl3", "llava_onevision"),
-    "weights.keep_float32": ("glm4v_moe", *_QWEN3_5),
+    "weights.rename": ("llava_onevision",),
 }
 
 

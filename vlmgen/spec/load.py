@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from vlmgen.errors import Problem, SpecError
 from vlmgen.spec.axes import AXES, LATER_KEYS, Axis, show
+from vlmgen.spec.extends import resolve_extends
 from vlmgen.spec.model import Spec
 from vlmgen.spec.rules import Violation, check_rules
 from vlmgen.spec.source import Document, Key, dotted, parse_document, read_document
@@ -48,12 +49,12 @@ def load_spec(path: str | Path) -> Spec:
     Raises:
         SpecError: The file cannot be read or has problems; all of them are listed.
     """
-    return _to_spec(read_document(path))
+    return _to_spec(resolve_extends(read_document(path), Path(path)))
 
 
 def load_spec_text(text: str, file: str = "<text>") -> Spec:
-    """Load and check a spec from text; see `load_spec`."""
-    return _to_spec(parse_document(text, file))
+    """Load and check a spec from text; see `load_spec`. `extends` is relative to `file`."""
+    return _to_spec(resolve_extends(parse_document(text, file), Path(file)))
 
 
 def _to_spec(document: Document) -> Spec:

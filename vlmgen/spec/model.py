@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field
 
@@ -24,6 +24,8 @@ from vlmgen.spec.types import (
 from vlmgen.spec.types import Title as TitleText
 from vlmgen.spec.vision import VisionSpec
 from vlmgen.spec.weights import WeightsSpec
+
+ModelT = TypeVar("ModelT", bound=SpecModel)
 
 
 @dataclass(frozen=True)
@@ -90,38 +92,49 @@ class Spec(SpecModel):
         )
 
     def _text_of(self, entry: Checkpoint) -> TextSpec:
-        sizes = entry.text
-        text = self.text
-        attention = text.attention.model_copy(
-            update={
-                "num_heads": sizes.num_heads,
-                "num_kv_heads": sizes.num_kv_heads,
-                "head_dim": sizes.head_dim or text.attention.head_dim,
-            }
-        )
-        return text.model_copy(
-            update={
-                "hidden_size": sizes.hidden_size,
-                "num_layers": sizes.num_layers,
-                "tie_word_embeddings": sizes.tie_word_embeddings,
-                "vocab_size": sizes.vocab_size or text.vocab_size,
-                "max_position_embeddings": sizes.max_position_embeddings
-                or text.max_position_embeddings,
-                "attention": attention,
-                "mlp": text.mlp.model_copy(update={"intermediate_size": sizes.intermediate_size}),
-            }
+        sizes, text = entry.text, self.text
+        parts = {
+            "attention": _with(
+                text.attention,
+                num_heads=sizes.num_heads,
+                num_kv_heads=sizes.num_kv_heads,
+                head_dim=sizes.head_dim,
+            ),
+            "mlp": _with(text.mlp, intermediate_size=sizes.intermediate_size),
+        }
+        if text.moe is not None:
+            parts["moe"] = _with(
+                text.moe,
+                num_experts=sizes.num_experts,
+                intermediate_size=sizes.moe_intermediate_size,
+            )
+        return _with(
+            text,
+            hidden_size=sizes.hidden_size,
+            num_layers=sizes.num_layers,
+            tie_word_embeddings=sizes.tie_word_embeddings,
+            vocab_size=sizes.vocab_size,
+            max_position_embeddings=sizes.max_position_embeddings,
+            **parts,
         )
 
     def _vision_of(self, entry: Checkpoint) -> VisionSpec:
-        sizes = entry.vision
-        vision = self.vision
-        return vision.model_copy(
-            update={
-                "hidden_size": sizes.hidden_size,
-                "depth": sizes.depth,
-                "out_hidden_size": sizes.out_hidden_size,
-                "attention": vision.attention.model_copy(update={"num_heads": sizes.num_heads}),
-                "mlp": vision.mlp.model_copy(update={"intermediate_size": sizes.intermediate_size}),
-                "deepstack": vision.deepstack.model_copy(update={"indices": sizes.deepstack}),
-            }
+        sizes, vision = entry.vision, self.vision
+        parts = {
+            "attention": _with(vision.attention, num_heads=sizes.num_heads),
+            "mlp": _with(vision.mlp, intermediate_size=sizes.intermediate_size),
+        }
+        if vision.deepstack is not None:
+            parts["deepstack"] = _with(vision.deepstack, indices=sizes.deepstack)
+        return _with(
+            vision,
+            hidden_size=sizes.hidden_size,
+            depth=sizes.depth,
+            out_hidden_size=sizes.out_hidden_size,
+            **parts,
         )
+
+
+def _with(model: ModelT, **changes: Any) -> ModelT:
+    """A copy with the values that are stated."""
+    return model.model_copy(update={k: v for k, v in changes.items() if v is not None})

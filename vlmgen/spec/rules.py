@@ -74,6 +74,17 @@ class View:
             return None
         return self[path]
 
+    def is_bad(self, path: Key) -> bool:
+        """Whether the schema refused the value or a part of it."""
+        return any(wrong[: len(path)] == path for wrong in self._bad)
+
+    def present(self, path: Key) -> bool:
+        """Whether a value is stated and not null."""
+        try:
+            return self[path] is not None
+        except _Unavailable:
+            return False
+
     def length(self, path: Key) -> int:
         """Entries of a list that may hold refused values; 0 where there is no list."""
         value: Any = self._data
@@ -166,7 +177,7 @@ def input_keywords_differ(view: View) -> Iterator[Violation]:
         [
             ("inputs", modality, key)
             for modality in ("image", "video")
-            for key in ("pixels", "grid")
+            for key in ("pixels", "grid", "tiles")
         ],
         "the processor's keywords are distinct",
     )
@@ -179,12 +190,15 @@ def layouts_differ(view: View) -> Iterator[Violation]:
     yield from _distinct(view, [(*row, "name") for row in rows], "layout names are distinct")
     seen: dict[tuple[str, ...], Any] = {}
     for row in rows:
-        prefixes = tuple(view[(*row, key)] for key in ("text", "vision", "head"))
-        if len(set(prefixes)) < 3:
+        parts = ["text", "vision", "head"]
+        if view.optional((*row, "projector")) is not None:
+            parts.append("projector")
+        prefixes = tuple(view[(*row, key)] for key in parts)
+        if len(set(prefixes)) < len(parts):
             yield Violation(
                 row,
                 f"layout {view[(*row, 'name')]!r} uses one prefix for two parts",
-                "text, vision and head have prefixes of their own",
+                f"{', '.join(parts)} have prefixes of their own",
             )
         if prefixes in seen:
             yield Violation(
@@ -197,13 +211,22 @@ def layouts_differ(view: View) -> Iterator[Violation]:
 
 def weight_names_differ(view: View) -> Iterator[Violation]:
     """Two parameters cannot come from one checkpoint key."""
-    layer = ("input_layernorm", "post_attention_layernorm", "q", "k", "v", "o", "q_norm", "k_norm")
+    layer = (
+        *("input_layernorm", "post_attention_layernorm", "post_self_attn_layernorm"),
+        *("post_mlp_layernorm", "q", "k", "v", "o", "q_norm", "k_norm"),
+    )
+    block = ("norm1", "norm2", "qkv", "q", "k", "v", "q_norm", "k_norm", "proj", "fc1", "fc2")
     groups: list[tuple[str, tuple[str, ...]]] = [
         ("weights.text", ("embed_tokens", "norm")),
-        ("weights.text", (*layer, "gate", "up", "down")),
-        ("weights.vision", ("patch_embed", "pos_embed")),
-        ("weights.vision", ("norm1", "norm2", "qkv", "proj", "fc1", "fc2")),
-        ("weights.vision.merger", ("norm", "fc1", "fc2")),
+        ("weights.text", (*layer, "gate", "up", "gate_up", "down")),
+        ("weights.text.moe", ("router", "correction_bias", "gate_up", "gate", "up", "down")),
+        ("weights.text.moe.shared", ("gate", "up", "down")),
+        (
+            "weights.vision",
+            ("patch_embed", "class_token", "embed_norm", "pos_embed", "final_norm"),
+        ),
+        ("weights.vision", (*block, "gate", "up", "down", "scale1", "scale2")),
+        ("weights.vision.merger", ("norm", "fc1", "fc2", "conv", "gate", "up", "down")),
         ("weights.vision.deepstack", ("norm", "fc1", "fc2")),
     ]
     for parent, names in groups:
@@ -227,12 +250,16 @@ def checkpoint_names_differ(view: View) -> Iterator[Violation]:
 
 def sections_fill_the_rotated_half(view: View) -> Iterator[Violation]:
     """Every frequency of the rotated part belongs to one position axis."""
+    if view[_path("text.rope.kind")] != "mrope":
+        return
     yield from _sections(view, view[_path("text.attention.head_dim")], _path("text.rope.sections"))
 
 
 def _sections(view: View, head_dim: int, at: Key, whose: str = "") -> Iterator[Violation]:
     partial = view[_path("text.rope.partial")]
     sections = view[_path("text.rope.sections")]
+    if sections is None:
+        return
     rotated = head_dim * partial
     if rotated != int(rotated) or int(rotated) % 2:
         yield Violation(
@@ -251,7 +278,7 @@ def _sections(view: View, head_dim: int, at: Key, whose: str = "") -> Iterator[V
             f"three numbers that sum to {half}",
         )
         return
-    if view[_path("text.rope.order")] == "interleaved":
+    if view.optional(_path("text.rope.order")) == "interleaved":
         for axis, name in ((1, "h"), (2, "w")):
             last = axis + 3 * (sections[axis] - 1)
             if last >= half:
@@ -293,7 +320,7 @@ def kv_heads_divide_heads(view: View) -> Iterator[Violation]:
 
 
 def _kv_heads(view: View, heads_at: Key, kv_at: Key) -> Iterator[Violation]:
-    heads, kv_heads = view[heads_at], view[kv_at]
+    heads, kv_heads = _size(view, heads_at), _size(view, kv_at)
     if heads % kv_heads:
         yield Violation(
             kv_at,
@@ -312,8 +339,9 @@ def vision_heads(view: View) -> Iterator[Violation]:
 
 
 def _vision_heads(view: View, hidden_at: Key, heads_at: Key) -> Iterator[Violation]:
-    hidden, heads = view[hidden_at], view[heads_at]
-    legal = _numbers(n for n in divisors(hidden) if hidden // n % 4 == 0)
+    hidden, heads = _size(view, hidden_at), _size(view, heads_at)
+    unit = 4 if view.present(_path("vision.rope")) else 1
+    legal = _numbers(n for n in divisors(hidden) if hidden // n % unit == 0)
     if hidden % heads:
         yield Violation(
             heads_at,
@@ -321,7 +349,7 @@ def _vision_heads(view: View, hidden_at: Key, heads_at: Key) -> Iterator[Violati
             "vision heads divide the width",
             legal,
         )
-    elif hidden // heads % 4:
+    elif hidden // heads % unit:
         yield Violation(
             heads_at,
             f"head size {hidden} / {heads} = {hidden // heads} is not a multiple of 4",
@@ -333,15 +361,17 @@ def _vision_heads(view: View, hidden_at: Key, heads_at: Key) -> Iterator[Violati
 def position_table_is_square(view: View) -> Iterator[Violation]:
     """The learned table is a square grid."""
     path = _path("vision.position.num_embeddings")
-    rows = view[path]
+    extra = 1 if view.present(_path("vision.class_token")) else 0
+    rows = view[path] - extra
     side = math.isqrt(rows)
     if side * side != rows:
+        more = " and one for the class token" if extra else ""
         yield Violation(
             path,
-            f"num_embeddings {rows} is not a square number",
-            "the position table is a square grid",
-            f"such as {side * side} ({side} x {side}) or {(side + 1) ** 2} "
-            f"({side + 1} x {side + 1})",
+            f"num_embeddings {rows + extra} is not a square number{more}",
+            f"the position table is a square grid{more}",
+            f"such as {side * side + extra} ({side} x {side}{' + 1' * extra}) or "
+            f"{(side + 1) ** 2 + extra} ({side + 1} x {side + 1}{' + 1' * extra})",
         )
 
 
@@ -351,7 +381,7 @@ def tower_ends_at_text_width(view: View) -> Iterator[Violation]:
 
 
 def _out_width(view: View, text_at: Key, out_at: Key) -> Iterator[Violation]:
-    text, out = view[text_at], view[out_at]
+    text, out = _size(view, text_at), _size(view, out_at)
     if text != out:
         yield Violation(
             out_at,
@@ -372,7 +402,9 @@ def deepstack_indices(view: View) -> Iterator[Violation]:
 
 
 def _deepstack(view: View, at: Key, depth_at: Key, layers_at: Key) -> Iterator[Violation]:
-    indices = view[at]
+    if not view.present(_path("vision.deepstack")):
+        return
+    indices = _size(view, at)
     if any(b <= a for a, b in zip(indices, indices[1:], strict=False)):
         yield Violation(
             at,
@@ -380,7 +412,7 @@ def _deepstack(view: View, at: Key, depth_at: Key, layers_at: Key) -> Iterator[V
             "level k is the k-th index; indices ascend",
             _listed(sorted(set(indices))),
         )
-    depth = view[depth_at]
+    depth = _size(view, depth_at)
     for position, index in enumerate(indices):
         if index >= depth:
             yield Violation(
@@ -389,7 +421,7 @@ def _deepstack(view: View, at: Key, depth_at: Key, layers_at: Key) -> Iterator[V
                 "a deepstack index is a tower block",
                 f"0 to {depth - 1}",
             )
-    layers = view[layers_at]
+    layers = _size(view, layers_at)
     if len(indices) > layers:
         yield Violation(
             at,
@@ -401,7 +433,7 @@ def _deepstack(view: View, at: Key, depth_at: Key, layers_at: Key) -> Iterator[V
 
 # --- tokens, neuron ---------------------------------------------------------------------------
 
-_TOKENS = ("image", "video", "vision_start", "vision_end")
+_TOKENS = ("image", "video", "vision_start", "vision_end", "video_start", "video_end")
 
 
 def tokens_differ(view: View) -> Iterator[Violation]:
@@ -479,6 +511,319 @@ def quantization_modes(view: View) -> Iterator[Violation]:
     yield from _distinct(view, [(*path, i) for i in range(count)], "modes are distinct")
 
 
+# --- pairings ---------------------------------------------------------------------------------
+
+# A part that stands in the spec if and only if another value asks for it:
+# (path, condition in words, condition on the view).
+_Condition = Callable[[View], bool]
+
+
+def _is(path: str, *values: Any) -> _Condition:
+    return lambda view: view.optional(_path(path)) in values if _there(view, path) else False
+
+
+def _there(view: View, path: str) -> bool:
+    return view.present(_path(path)[:-1])
+
+
+def _has(path: str) -> _Condition:
+    return lambda view: view.present(_path(path))
+
+
+def _both(*conditions: _Condition) -> _Condition:
+    return lambda view: all(condition(view) for condition in conditions)
+
+
+def _not(condition: _Condition) -> _Condition:
+    return lambda view: not condition(view)
+
+
+def _either(*conditions: _Condition) -> _Condition:
+    return lambda view: any(condition(view) for condition in conditions)
+
+
+_MOE = _has("text.moe")
+_DENSE = _either(_not(_MOE), _not(_is("text.moe.first_dense", 0)))
+_FUSED_MLP = _is("text.mlp.layout", "fused_gate_up")
+_PER_EXPERT = _both(_MOE, _is("text.moe.checkpoint", "per_expert"))
+_FUSED_EXPERTS = _both(_MOE, _not(_is("text.moe.checkpoint", "per_expert")))
+_MROPE = _is("text.rope.kind", "mrope")
+_GATED_TOWER = _is("vision.mlp.kind", "swiglu")
+_CONV = _is("vision.merger.op", "strided_conv")
+_TILES = _is("vision.input", "tiles")
+
+PAIRED: tuple[tuple[str, _Condition, str], ...] = (
+    ("text.rope.order", _MROPE, "text.rope.kind is mrope"),
+    ("text.rope.sections", _MROPE, "text.rope.kind is mrope"),
+    ("vision.attention.window", _is("vision.attention.bounds", "window"), "bounds is window"),
+    (
+        "vision.position.align_corners",
+        _is("vision.position.kind", "learned_bilinear"),
+        "position.kind is learned_bilinear",
+    ),
+    ("vision.config_keys.merger_size", _CONV, "merger.op is strided_conv"),
+    ("inputs.image.tiles", _TILES, "vision.input is tiles"),
+    ("inputs.image.grid", _not(_TILES), "vision.input is not tiles"),
+    ("inputs.video", _not(_is("tokens.video_prompt", "none")), "video_prompt is not none"),
+    (
+        "tokens.video",
+        _is("tokens.video_prompt", "per_frame_timestamp", "one_run", "per_frame_image_token"),
+        "video_prompt names a video by a token of its own",
+    ),
+    ("weights.text.q_norm", _not(_is("text.attention.qk_norm", "none")), "qk_norm is not none"),
+    ("weights.text.k_norm", _not(_is("text.attention.qk_norm", "none")), "qk_norm is not none"),
+    (
+        "weights.text.post_self_attn_layernorm",
+        _is("text.norm.topology", "sandwich"),
+        "text.norm.topology is sandwich",
+    ),
+    (
+        "weights.text.post_mlp_layernorm",
+        _is("text.norm.topology", "sandwich"),
+        "text.norm.topology is sandwich",
+    ),
+    ("weights.text.gate", _both(_DENSE, _not(_FUSED_MLP)), "a layer has an MLP of two matrices"),
+    ("weights.text.up", _both(_DENSE, _not(_FUSED_MLP)), "a layer has an MLP of two matrices"),
+    ("weights.text.gate_up", _both(_DENSE, _FUSED_MLP), "a layer has a fused MLP"),
+    ("weights.text.down", _DENSE, "a layer has a dense MLP"),
+    ("weights.text.moe", _MOE, "text.moe is stated"),
+    (
+        "weights.text.moe.correction_bias",
+        _is("text.moe.router", "sigmoid_bias"),
+        "text.moe.router is sigmoid_bias",
+    ),
+    ("weights.text.moe.gate_up", _FUSED_EXPERTS, "text.moe.checkpoint is fused"),
+    ("weights.text.moe.expert", _PER_EXPERT, "text.moe.checkpoint is per_expert"),
+    ("weights.text.moe.gate", _PER_EXPERT, "text.moe.checkpoint is per_expert"),
+    ("weights.text.moe.up", _PER_EXPERT, "text.moe.checkpoint is per_expert"),
+    ("weights.text.moe.shared", _has("text.moe.shared"), "text.moe.shared is stated"),
+    ("weights.vision.class_token", _has("vision.class_token"), "vision.class_token is stated"),
+    ("weights.vision.embed_norm", _has("vision.embed_norm"), "vision.embed_norm is stated"),
+    ("weights.vision.pos_embed", _has("vision.position"), "vision.position is stated"),
+    ("weights.vision.final_norm", _has("vision.final_norm"), "vision.final_norm is stated"),
+    ("weights.vision.scale1", _is("vision.layer_scale", True), "vision.layer_scale is true"),
+    ("weights.vision.scale2", _is("vision.layer_scale", True), "vision.layer_scale is true"),
+    *(
+        (
+            f"weights.vision.{name}",
+            _is("vision.attention.qkv_layout", layout),
+            f"vision.attention.qkv_layout is {layout}",
+        )
+        for name, layout in (
+            ("qkv", "fused_thirds"),
+            ("q", "separate"),
+            ("k", "separate"),
+            ("v", "separate"),
+        )
+    ),
+    *(
+        (
+            f"weights.vision.{name}",
+            _is("vision.attention.qk_norm", "full_width_rms"),
+            "vision.attention.qk_norm is full_width_rms",
+        )
+        for name in ("q_norm", "k_norm")
+    ),
+    *(
+        (f"weights.vision.{name}", _not(_GATED_TOWER), "vision.mlp.kind is plain")
+        for name in ("fc1", "fc2")
+    ),
+    *(
+        (f"weights.vision.{name}", _GATED_TOWER, "vision.mlp.kind is swiglu")
+        for name in ("gate", "up", "down")
+    ),
+    ("weights.vision.merger.fc2", _not(_CONV), "vision.merger.op is window"),
+    *(
+        (f"weights.vision.merger.{name}", _CONV, "vision.merger.op is strided_conv")
+        for name in ("conv", "gate", "up", "down")
+    ),
+    ("weights.vision.deepstack", _has("vision.deepstack"), "vision.deepstack is stated"),
+)
+
+
+def parts_are_paired(view: View) -> Iterator[Violation]:
+    """What one value asks for is stated, and nothing is stated that no value asks for."""
+    for name, condition, words in PAIRED:
+        yield from _run(_pair(view, name, condition, words))
+
+
+def _pair(view: View, name: str, condition: _Condition, words: str) -> Iterator[Violation]:
+    path = _path(name)
+    parent = path[:-1]
+    if not view.present(parent) or view.is_bad(path):
+        return
+    wanted, stated = condition(view), view.present(path)
+    rule = f"{name} is stated if and only if {words}"
+    if wanted and not stated:
+        yield Violation(path, f"{name} is missing: {words}", rule)
+    elif stated and not wanted:
+        yield Violation(path, f"{name} is stated, but it is not so that {words}", rule, "null")
+
+
+def positions_fit_the_rope(view: View) -> Iterator[Violation]:
+    """Three-axis positions need a three-axis rotation, and the other way round."""
+    kind, positions = view[_path("text.rope.kind")], view[_path("tokens.positions")]
+    if (kind == "mrope") == (positions == "sequence"):
+        yield Violation(
+            _path("tokens.positions"),
+            f"tokens.positions is {positions}, but text.rope.kind is {kind}",
+            "mrope rotates by three-axis positions (mrope_per_frame, mrope_block), plain by places "
+            "in the sequence",
+            "sequence" if kind == "plain" else "mrope_per_frame, mrope_block",
+        )
+    seconds = view.present(_path("tokens.seconds"))
+    if seconds and positions != "mrope_block":
+        yield Violation(
+            _path("tokens.seconds"),
+            f"tokens.seconds is stated, but positions are {positions}",
+            "only a video that is one block (mrope_block) has a temporal axis to scale",
+            "null",
+        )
+
+
+_VIDEO_PROMPTS = {
+    "mrope_per_frame": ("per_frame_timestamp", "per_frame_image_token", "none"),
+    "mrope_block": ("one_run", "none"),
+    "sequence": ("per_frame_label", "none"),
+}
+
+
+def video_prompt_fits_the_positions(view: View) -> Iterator[Violation]:
+    """Frames that are blocks of their own stand apart in the prompt; one block stands in a run."""
+    positions, prompt = view[_path("tokens.positions")], view[_path("tokens.video_prompt")]
+    legal = _VIDEO_PROMPTS[positions]
+    if prompt not in legal:
+        yield Violation(
+            _path("tokens.video_prompt"),
+            f"tokens.video_prompt is {prompt}, but tokens.positions is {positions}",
+            "per-frame positions need the frames apart in the prompt, a block needs one run",
+            ", ".join(legal),
+        )
+
+
+def bounds_fit_the_input(view: View) -> Iterator[Violation]:
+    """Tiles attend within themselves; a class token needs a unit of its own to stand in."""
+    bounds = view[_path("vision.attention.bounds")]
+    if (bounds == "tile") != _TILES(view):
+        yield Violation(
+            _path("vision.attention.bounds"),
+            f"bounds is {bounds}, but vision.input is {view[_path('vision.input')]}",
+            "bounds is tile if and only if the input is tiles",
+            "tile" if _TILES(view) else "frame, window",
+        )
+    if view.present(_path("vision.class_token")) and bounds != "tile":
+        yield Violation(
+            _path("vision.class_token"),
+            f"a class token with attention within each {bounds}",
+            "a class token belongs to one tile; frames and windows of any size have none",
+            "null, or vision.input tiles with bounds tile",
+        )
+    kind = view.optional(_path("vision.position.kind")) if _has("vision.position")(view) else None
+    if (kind == "learned_fixed") != _TILES(view) and kind is not None:
+        yield Violation(
+            _path("vision.position.kind"),
+            f"position.kind is {kind}, but vision.input is {view[_path('vision.input')]}",
+            "a table without interpolation (learned_fixed) fits tiles, which have one size",
+            "learned_fixed" if _TILES(view) else "learned_bilinear, learned_grid_sample_bicubic",
+        )
+
+
+def windows_are_whole(view: View) -> Iterator[Violation]:
+    """A window is cut along merge windows; blocks that see the frame exist."""
+    if not view.present(_path("vision.attention.window")):
+        return
+    at = _path("vision.attention.window.size")
+    unit = view[_path("vision.patch_embed.patch_size")] * view[_path("vision.merger.merge_size")]
+    if view[at] % unit:
+        near = [n for n in (view[at] // unit * unit, (view[at] // unit + 1) * unit) if n]
+        yield Violation(
+            at,
+            f"window of {view[at]} pixels is not a multiple of {unit}",
+            "a window is a whole number of merge windows (patch_size x merge_size)",
+            "such as " + " or ".join(map(str, near)),
+        )
+    blocks_at = _path("vision.attention.window.full_blocks")
+    blocks, depth = view[blocks_at], view[_path("vision.depth")]
+    if list(blocks) != sorted(set(blocks)) or blocks[-1] >= depth:
+        yield Violation(
+            blocks_at,
+            f"full_blocks {_listed(blocks)} do not rise within the tower's {depth} blocks",
+            "full_blocks are tower blocks, ascending and distinct",
+            f"0 to {depth - 1}",
+        )
+
+
+def experts_fit(view: View) -> Iterator[Violation]:
+    """A token has no more experts than there are, and some layer has experts."""
+    if not view.present(_path("text.moe")):
+        return
+    experts, top_k = view[_path("text.moe.num_experts")], view[_path("text.moe.top_k")]
+    if top_k > experts:
+        yield Violation(
+            _path("text.moe.top_k"),
+            f"top_k {top_k} of {experts} experts",
+            "top_k is at most num_experts",
+            f"1 to {experts}",
+        )
+    dense, layers = view[_path("text.moe.first_dense")], view[_path("text.num_layers")]
+    if dense >= layers:
+        yield Violation(
+            _path("text.moe.first_dense"),
+            f"first_dense {dense} leaves none of {layers} layers with experts",
+            "some layer has experts",
+            f"0 to {layers - 1}",
+        )
+
+
+def patch_embedding_is_flat(view: View) -> Iterator[Violation]:
+    """A two-dimensional convolution sees one frame."""
+    at = _path("vision.patch_embed.temporal_patch_size")
+    if view[_path("vision.patch_embed.kind")] == "conv2d" and view[at] != 1:
+        yield Violation(
+            at,
+            f"temporal_patch_size {view[at]} with conv2d",
+            "a two-dimensional convolution sees one frame",
+            "1, or patch_embed.kind conv3d",
+        )
+
+
+def merger_is_whole(view: View) -> Iterator[Violation]:
+    """The merger's inner width is a number exactly where its MLP is gated."""
+    at, op = _path("vision.merger.inner"), view[_path("vision.merger.op")]
+    inner = view.optional(at)
+    if isinstance(inner, int) != (op == "strided_conv"):
+        yield Violation(
+            at,
+            f"merger.inner is {'joined' if inner is None else inner}, merger.op is {op}",
+            "inner is the width of the gated MLP of strided_conv, else joined or out",
+            "a number" if op == "strided_conv" else "joined, out",
+        )
+    if view.present(_path("vision.deepstack")) and op != "window":
+        yield Violation(
+            _path("vision.deepstack"),
+            f"deepstack with a merger of op {op}",
+            "a deepstack level is merged like a window",
+            "null, or merger.op window",
+        )
+
+
+def merger_has_a_prefix(view: View) -> Iterator[Violation]:
+    """The merger's keys begin with a prefix of their own, or with that of the layout."""
+    inside = view.present(_path("weights.vision.merger.prefix"))
+    for index in range(view.length(_path("weights.layouts"))):
+        at: Key = ("weights", "layouts", index, "projector")
+        if view.present(at) == inside:
+            yield Violation(
+                at,
+                (
+                    "projector and weights.vision.merger.prefix are both stated"
+                    if inside
+                    else "neither projector nor weights.vision.merger.prefix is stated"
+                ),
+                "the merger lies in the tower (merger.prefix) or beside it (projector)",
+            )
+
+
 # --- checkpoints ------------------------------------------------------------------------------
 
 
@@ -525,6 +870,8 @@ def checkpoint_vocabulary(view: View, index: int) -> Iterator[Violation]:
     vocab = view.optional(at)
     if vocab is not None:
         for name in _TOKENS:
+            if not view.present(("tokens", name)):
+                continue
             token = view[("tokens", name, "id")]
             if token >= vocab:
                 yield Violation(
@@ -537,6 +884,8 @@ def checkpoint_vocabulary(view: View, index: int) -> Iterator[Violation]:
 
 # Section value -> the checkpoint's value.
 _DEFAULTS = {
+    "text.moe.intermediate_size": "text.moe_intermediate_size",
+    "text.moe.num_experts": "text.num_experts",
     "text.hidden_size": "text.hidden_size",
     "text.num_layers": "text.num_layers",
     "text.tie_word_embeddings": "text.tie_word_embeddings",
@@ -590,6 +939,17 @@ def _same_as_default(view: View, at: Key, size_at: Key, name: str) -> Iterator[V
 # --- small parts ------------------------------------------------------------------------------
 
 
+def _size(view: View, at: Key) -> Any:
+    """A size of a checkpoint, or that of the section where the checkpoint states none."""
+    if at[0] != "checkpoints":
+        return view[at]
+    own = view.optional(at)
+    if own is not None:
+        return own
+    wanted = ".".join(map(str, at[2:]))
+    return view[_path(next(section for section, size in _DEFAULTS.items() if size == wanted))]
+
+
 def divisors(number: int) -> list[int]:
     """Divisors of a positive number, ascending."""
     small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
@@ -602,6 +962,8 @@ def _distinct(view: View, paths: list[Key], rule: str) -> Iterator[Violation]:
         try:
             value = view[path]
         except _Unavailable:
+            continue
+        if value is None:
             continue
         if value in seen:
             yield Violation(path, f"{dotted(path)} is {value!r}, as is {dotted(seen[value])}", rule)
@@ -645,6 +1007,15 @@ SPEC_RULES: tuple[Callable[[View], Iterator[Violation]], ...] = (
     buckets,
     quantization_modes,
     defaults_are_a_checkpoint,
+    parts_are_paired,
+    positions_fit_the_rope,
+    video_prompt_fits_the_positions,
+    bounds_fit_the_input,
+    windows_are_whole,
+    experts_fit,
+    patch_embedding_is_flat,
+    merger_is_whole,
+    merger_has_a_prefix,
 )
 
 CHECKPOINT_RULES: tuple[Callable[[View, int], Iterator[Violation]], ...] = (

@@ -29,11 +29,15 @@ _TAG = "tag:yaml.org,2002:"
 
 @dataclass(frozen=True)
 class Span:
-    """Where something stands: 1-based line and column, width in characters."""
+    """Where something stands: 1-based line and column, width in characters.
+
+    `source` is the place of its file in `Document.sources`.
+    """
 
     line: int
     column: int
     width: int
+    source: int = 0
 
 
 @dataclass
@@ -43,6 +47,7 @@ class Document:
     Args:
         file: The path as the user wrote it.
         lines: The lines of the file without line ends.
+        bases: The files that this one extends, nearest first, and their lines.
         data: Mappings as dict, lists as tuple, scalars as str, int, float, bool or None.
         keys: Path -> position of the key (or of the list item).
         values: Path -> position of the value.
@@ -59,6 +64,12 @@ class Document:
     raw: dict[Key, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     bad: set[Key] = field(default_factory=set)
+    bases: list[tuple[str, list[str]]] = field(default_factory=list)
+
+    @property
+    def sources(self) -> list[tuple[str, list[str]]]:
+        """Every file that values come from, and its lines; this one first."""
+        return [(self.file, self.lines), *self.bases]
 
     def span(self, path: Key) -> Span:
         """The best place to show for a path: scalar value, else key, else an ancestor's."""
@@ -83,13 +94,14 @@ class Document:
         return self.lines[number - 1] if 0 < number <= len(self.lines) else ""
 
     def problem(self, span: Span, message: str, **notes: str) -> Problem:
-        """A problem at a place of this file."""
+        """A problem at a place of this file or of one that it extends."""
+        file, lines = self.sources[span.source]
         return Problem(
-            self.file,
+            file,
             span.line,
             span.column,
             message,
-            source=self.line(span.line),
+            source=lines[span.line - 1] if 0 < span.line <= len(lines) else "",
             width=span.width,
             **notes,
         )

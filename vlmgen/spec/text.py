@@ -25,8 +25,9 @@ class TextNorm(SpecModel):
 
     kind: Literal["rms"] = Field(description="rms: RMS norm, the weight is the factor itself.")
     eps: Epsilon = Field(description="Epsilon inside the square root.")
-    topology: Literal["pre"] = Field(
-        description="pre: a norm before attention and one before the MLP."
+    topology: Literal["pre", "sandwich"] = Field(
+        description="pre: a norm before attention and one before the MLP. sandwich: also on the "
+        "output of both, before it is added to the residual stream."
     )
     cast: Literal["before_weight"] = Field(
         description="before_weight: normalise in float32, round to the model dtype, then multiply "
@@ -44,11 +45,15 @@ class TextAttention(SpecModel):
     qkv_layout: Literal["separate"] = Field(
         description="separate: q, k and v are three matrices in the checkpoint."
     )
-    qkv_bias: OnlyFalse = Field(description="Bias on the q, k and v projections.")
+    qkv_bias: bool = Field(description="Bias on the q, k and v projections.")
     output_bias: OnlyFalse = Field(description="Bias on the output projection.")
-    qk_norm: Literal["head_rms_pre_rope"] = Field(
+    qk_norm: Literal["head_rms_pre_rope", "none"] = Field(
         description="head_rms_pre_rope: RMS norm over head_dim before the rotation, one weight "
-        "shared by all heads."
+        "shared by all heads. none: no norm."
+    )
+    bias_key: ConfigKey = Field(
+        default="attention_bias",
+        description="Key of the text config that states qkv_bias, where the file has it.",
     )
 
     @property
@@ -68,8 +73,9 @@ class TextMlp(SpecModel):
     kind: Literal["swiglu"] = Field(description="swiglu: down(act(gate(x)) * up(x)).")
     activation: Literal["silu"] = Field(description="Activation of the gate.")
     intermediate_size: Count = Field(description="Width between the projections.")
-    layout: Literal["separate"] = Field(
-        description="separate: gate and up are two matrices in the checkpoint."
+    layout: Literal["separate", "fused_gate_up"] = Field(
+        description="separate: gate and up are two matrices in the checkpoint. fused_gate_up: one "
+        "matrix, the rows of gate first."
     )
     bias: OnlyFalse = Field(description="Bias on the projections.")
 
@@ -77,28 +83,97 @@ class TextMlp(SpecModel):
 class TextRope(SpecModel):
     """Rotary position embedding of the text tower."""
 
-    kind: Literal["mrope"] = Field(
-        description="mrope: three position axes (time, height, width) share the frequencies."
+    kind: Literal["mrope", "plain"] = Field(
+        description="mrope: three position axes (time, height, width) share the frequencies. "
+        "plain: one axis."
     )
-    order: Literal["interleaved"] = Field(
-        description="interleaved: t h w t h w ..., the surplus of t at the end."
+    order: Literal["interleaved", "contiguous"] | None = Field(
+        default=None,
+        description="For mrope. interleaved: t h w t h w ..., the surplus of t at the end. "
+        "contiguous: all of t, then all of h, then all of w.",
     )
-    sections: Annotated[Sequence[Count], Field(min_length=3, max_length=3)] = Field(
-        description="Frequencies of t, h and w; they sum to head_dim * partial / 2."
+    sections: Annotated[Sequence[Count], Field(min_length=3, max_length=3)] | None = Field(
+        default=None,
+        description="For mrope: frequencies of t, h and w; they sum to head_dim * partial / 2.",
     )
-    pairing: Literal["half"] = Field(
-        description="half: element i is rotated with element i + rotated/2."
+    pairing: Literal["half", "adjacent"] = Field(
+        description="half: element i is rotated with element i + rotated/2. adjacent: element 2i "
+        "with element 2i + 1."
     )
     partial: Annotated[float, Field(gt=0, le=1)] = Field(
-        description="Share of each head that is rotated.", json_schema_extra={"enum": [1.0]}
+        description="Share of each head that is rotated, from its start.",
+        json_schema_extra={"enum": [1.0, 0.5]},
     )
     theta: Theta = Field(description="Base of the frequencies.")
+
+
+class SharedExperts(SpecModel):
+    """Experts that every token uses."""
+
+    count: Annotated[int, Field(ge=1, le=64)] = Field(
+        description="How many; together they are one MLP of count x moe.intermediate_size."
+    )
+
+
+class MoeConfigKeys(SpecModel):
+    """Keys of the text config that state the sizes, the first that is there is read."""
+
+    num_experts: Sequence[ConfigKey] = Field(default=("num_experts",), description="Experts.")
+    top_k: Sequence[ConfigKey] = Field(
+        default=("num_experts_per_tok",), description="Experts per token."
+    )
+    intermediate_size: Sequence[ConfigKey] = Field(
+        default=("moe_intermediate_size",), description="Width of an expert."
+    )
+    first_dense: Sequence[ConfigKey] = Field(
+        default=(), description="Dense layers at the start; none where the family has none."
+    )
+    shared: Sequence[ConfigKey] = Field(default=(), description="Shared experts.")
+    renormalize: Sequence[ConfigKey] = Field(
+        default=(), description="Renormalisation; none where the model does not read it."
+    )
+    routed_scale: Sequence[ConfigKey] = Field(
+        default=(), description="Factor on the routed experts' output."
+    )
+
+
+class TextMoe(SpecModel):
+    """Experts in the place of the MLP."""
+
+    num_experts: Annotated[int, Field(ge=2, le=4096)] = Field(description="Routed experts.")
+    top_k: Annotated[int, Field(ge=1, le=64)] = Field(description="Experts of one token.")
+    intermediate_size: Count = Field(description="Width of one expert.")
+    first_dense: Annotated[int, Field(ge=0, le=4096)] = Field(
+        description="Layers at the start that have the MLP of `mlp` instead."
+    )
+    router: Literal["softmax", "sigmoid_bias"] = Field(
+        description="softmax: over all experts, in float32, then the top k. sigmoid_bias: sigmoid "
+        "scores in float32; a correction bias is added for the choice of the top k only."
+    )
+    renormalize: bool = Field(description="Weights of the chosen experts are made to sum to 1.")
+    routed_scale: Annotated[float, Field(gt=0, le=1000)] = Field(
+        default=1.0, description="Factor on the weights of the chosen experts."
+    )
+    shared: SharedExperts | None = Field(default=None, description="Experts of every token.")
+    checkpoint: Literal["fused_in_out", "fused_out_in", "per_expert"] = Field(
+        description="fused_in_out: all experts in one tensor, [E, H, 2I] and [E, I, H]. "
+        "fused_out_in: [E, 2I, H] and [E, H, I]. per_expert: three matrices each. It is declared "
+        "and never guessed from a shape."
+    )
+    config_keys: MoeConfigKeys = Field(
+        default=MoeConfigKeys(), description="Names in the text config, where they differ."
+    )
 
 
 class TextSpec(SpecModel):
     """The text tower: structure, and the sizes of the default checkpoint."""
 
     config_key: ConfigKey = Field(description="Key of the text config in config.json.")
+    flat_config: bool = Field(
+        default=False,
+        description="true: published files hold the text fields at the top level of config.json; "
+        "the nested form is read as well.",
+    )
     model_type: ModelType = Field(description="model_type of the text config.")
     hidden_size: Count = Field(description="Width of the residual stream.")
     num_layers: Layers = Field(description="Decoder layers (num_hidden_layers in config.json).")
@@ -111,6 +186,7 @@ class TextSpec(SpecModel):
     attention: TextAttention = Field(description="Attention of the decoder layers.")
     mlp: TextMlp = Field(description="MLP of the decoder layers.")
     rope: TextRope = Field(description="Rotary position embedding.")
+    moe: TextMoe | None = Field(default=None, description="Experts, where the family has them.")
 
     @property
     def rotary_dim(self) -> int:

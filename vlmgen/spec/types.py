@@ -59,6 +59,7 @@ MODEL_TYPE = r"^[a-z][a-z0-9_.-]{0,63}$"
 KEY = r"^[A-Za-z_][A-Za-z0-9_]{0,63}$"
 DOTTED = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$"
 MODULE = r"^transformers(\.[a-z_][a-z0-9_]*)+$"
+VLLM_MODULE = r"^vllm(\.[a-z_][a-z0-9_]*)+$"
 TITLE = r"^[A-Za-z0-9][A-Za-z0-9 ._+()-]{0,79}$"
 PROSE = r"^[A-Za-z0-9][A-Za-z0-9 ._,;:/+()*-]{0,199}$"
 TOKEN = r"^[!#-&(-\[\]-_a-z|~]{1,64}$"
@@ -68,6 +69,7 @@ PREFIX = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_]+)*\.$"
 LAYER_PREFIX = r"^([A-Za-z_][A-Za-z0-9_]*\.)+\{layer\}\.$"
 BLOCK_PREFIX = r"^([A-Za-z_][A-Za-z0-9_]*\.)+\{block\}\.$"
 LEVEL_PREFIX = r"^([A-Za-z_][A-Za-z0-9_]*\.)+\{level\}\.$"
+EXPERT_PREFIX = r"^([A-Za-z_][A-Za-z0-9_]*\.)+\{expert\}\.$"
 KEY_PATTERN = r"^[A-Za-z0-9_*][A-Za-z0-9_.*]{0,199}$"
 
 PATTERN_RULES: dict[str, str] = {
@@ -77,6 +79,7 @@ PATTERN_RULES: dict[str, str] = {
     KEY: "an identifier: letters, digits and underscores, not starting with a digit",
     DOTTED: "identifiers joined by dots, such as model.language_model",
     MODULE: "a module of transformers, such as transformers.models.qwen3_vl.modeling_qwen3_vl",
+    VLLM_MODULE: "a module of vLLM, such as vllm.model_executor.models.qwen3_vl",
     TITLE: "1 to 80 letters, digits, spaces and . _ + ( ) -",
     PROSE: "1 to 200 letters, digits, spaces and . _ , ; : / + ( ) * -",
     TOKEN: "1 to 64 visible ASCII characters without quotes, backslash, backtick or braces",
@@ -86,6 +89,7 @@ PATTERN_RULES: dict[str, str] = {
     LAYER_PREFIX: "names, the marker {layer} and a dot, such as layers.{layer}.",
     BLOCK_PREFIX: "names, the marker {block} and a dot, such as blocks.{block}.",
     LEVEL_PREFIX: "names, the marker {level} and a dot, such as deepstack_merger_list.{level}.",
+    EXPERT_PREFIX: "names, the marker {expert} and a dot, such as mlp.experts.{expert}.",
     KEY_PATTERN: "a checkpoint key in which * stands for any characters, such as mtp.*",
 }
 
@@ -97,6 +101,9 @@ ModelType = Annotated[str, Field(pattern=MODEL_TYPE)]
 ConfigKey = Annotated[str, Field(pattern=KEY), AfterValidator(_no_keyword)]
 DottedPath = Annotated[str, Field(pattern=DOTTED, max_length=MAX_NAME), AfterValidator(_no_keyword)]
 ModulePath = Annotated[str, Field(pattern=MODULE, max_length=MAX_NAME), AfterValidator(_no_keyword)]
+VllmModule = Annotated[
+    str, Field(pattern=VLLM_MODULE, max_length=MAX_NAME), AfterValidator(_no_keyword)
+]
 Title = Annotated[str, Field(pattern=TITLE)]
 Prose = Annotated[str, Field(pattern=PROSE)]
 TokenText = Annotated[str, Field(pattern=TOKEN)]
@@ -106,6 +113,7 @@ WeightPrefix = Annotated[str, Field(pattern=PREFIX, max_length=MAX_NAME)]
 LayerPrefix = Annotated[str, Field(pattern=LAYER_PREFIX, max_length=MAX_NAME)]
 BlockPrefix = Annotated[str, Field(pattern=BLOCK_PREFIX, max_length=MAX_NAME)]
 LevelPrefix = Annotated[str, Field(pattern=LEVEL_PREFIX, max_length=MAX_NAME)]
+ExpertPrefix = Annotated[str, Field(pattern=EXPERT_PREFIX, max_length=MAX_NAME)]
 KeyPattern = Annotated[str, Field(pattern=KEY_PATTERN)]
 
 # Axes that are a flag: the values that templates implement.

@@ -36,7 +36,7 @@ class _UpstreamProcessor:
 
 def _upstream_class() -> Any:
     """vLLM's own class of this architecture; imported late, it brings all of vLLM's layers."""
-    from vllm.model_executor.models import qwen3_vl as upstream
+    import vllm.model_executor.models.qwen3_vl as upstream
 
     return upstream.Qwen3VLForConditionalGeneration
 

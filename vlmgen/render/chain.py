@@ -1,0 +1,50 @@
+"""The files that a spec consists of: itself and what it `extends`, found without parsing YAML.
+
+Whether a package is up to date is asked often and must not load a YAML parser.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from vlmgen.render.templates import shipped_specs
+
+MAX_CHAIN = 8
+_LINE = re.compile(rb"^extends:[ \t]*[\"']?([^\s\"'#]+)[\"']?[ \t]*(?:#.*)?\r?$", re.MULTILINE)
+
+
+def spec_chain(path: Path) -> list[Path]:
+    """A spec file and the files it extends, nearest first, found without parsing them.
+
+    The chain ends where a file cannot be read; loading the spec says why.
+    """
+    chain = [path]
+    while len(chain) <= MAX_CHAIN:
+        try:
+            found = _LINE.search(chain[-1].read_bytes())
+        except OSError:
+            break
+        if found is None:
+            break
+        base = base_path(found.group(1).decode("utf-8", "replace"), chain[-1])
+        if base in chain:
+            break
+        chain.append(base)
+    return chain
+
+
+def spec_bytes(path: Path) -> bytes:
+    """The text of a spec file and of every file it extends, as one, for hashing.
+
+    Raises:
+        OSError: One of them cannot be read.
+    """
+    return b"\0".join(file.read_bytes() for file in spec_chain(path))
+
+
+def base_path(name: str, path: Path) -> Path:
+    """The file that `extends: name` in `path` means."""
+    beside = path.parent / name
+    shipped = shipped_specs() / Path(name).name
+    return shipped if not beside.is_file() and shipped.is_file() else beside
