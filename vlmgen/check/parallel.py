@@ -168,9 +168,11 @@ def text_split(text: TextSpec, tp: int) -> TextSplit:
         kv_per_rank, replicas = 1, tp // kv_heads
     else:
         problems.append(f"KV heads: neither {kv_heads} / {tp} nor {tp} / {kv_heads} is whole")
-    inner = text.mlp.intermediate_size
-    if inner % tp:
-        problems.append(f"intermediate size: {inner} / {tp} leaves {inner % tp}")
+    problems += [
+        f"{name}: {size} / {tp} leaves {size % tp}"
+        for name, size in _text_widths(text)
+        if size % tp
+    ]
     width = (per_rank + 2 * kv_per_rank) * attention.head_dim if per_rank and kv_per_rank else 0
     if not problems:
         if replicas > 1:
@@ -308,11 +310,24 @@ def prefill_bucket_problems(buckets: Iterable[int], tp: int) -> tuple[str, ...]:
     return tuple(problems)
 
 
+def _text_widths(text: TextSpec) -> list[tuple[str, int]]:
+    """Widths that tensor parallelism cuts, by name."""
+    widths = []
+    if text.moe is None or text.moe.first_dense:
+        widths.append(("intermediate size", text.mlp.intermediate_size))
+    if text.moe is not None:
+        widths.append(("expert intermediate size", text.moe.intermediate_size))
+        if text.moe.shared is not None:
+            shared = text.moe.shared.count * text.moe.intermediate_size
+            widths.append(("shared expert intermediate size", shared))
+    return widths
+
+
 def _vision_tp_problems(vision: VisionSpec, tp: int) -> list[str]:
     widths = {
         "vision heads": vision.attention.num_heads,
         "vision intermediate size": vision.mlp.intermediate_size,
-        "merger width": vision.hidden_size * vision.merger.merge_size**2,
+        "merger width": vision.merger_width,
     }
     return [
         f"{name}: {size} / {tp} leaves {size % tp}" for name, size in widths.items() if size % tp

@@ -122,8 +122,10 @@ def derive(spec: Spec, checkpoint: str | None = None) -> Derived:
 
 
 def position_grid(vision: VisionSpec) -> int:
-    """Side of the learned square position table."""
-    return math.isqrt(vision.position.num_embeddings)
+    """Side of the learned square position table without the class token; 0 without a table."""
+    if vision.position is None:
+        return 0
+    return math.isqrt(vision.position.num_embeddings - (1 if vision.class_token else 0))
 
 
 def kv_shard(text: TextSpec, tp: int) -> KvShard:
@@ -146,32 +148,72 @@ def kv_shard(text: TextSpec, tp: int) -> KvShard:
 
 def text_parameters(text: TextSpec) -> int:
     """Parameters of the decoder, the embedding and, unless tied, the head."""
-    hidden = text.hidden_size
-    attention, mlp = text.attention, text.mlp
-    per_layer = hidden * (attention.q_size + 2 * attention.kv_size)  # q, k, v
-    per_layer += attention.q_size * hidden  # o
-    per_layer += 2 * attention.head_dim  # q_norm, k_norm
-    per_layer += 3 * hidden * mlp.intermediate_size  # gate, up, down
-    per_layer += 2 * hidden  # two layer norms
+    hidden, attention, moe = text.hidden_size, text.attention, text.moe
+    norms = 2 if text.norm.topology == "pre" else 4
+    fused = attention.q_size + 2 * attention.kv_size
+    per_layer = hidden * fused + attention.q_size * hidden + norms * hidden
+    per_layer += fused if attention.qkv_bias else 0
+    per_layer += 2 * attention.head_dim if attention.qk_norm != "none" else 0
+    dense_layers = text.num_layers if moe is None else moe.first_dense
+    total = text.num_layers * per_layer + dense_layers * _gated(hidden, text.mlp.intermediate_size)
+    if moe is not None:
+        experts = hidden * moe.num_experts
+        experts += moe.num_experts if moe.router == "sigmoid_bias" else 0
+        experts += moe.num_experts * _gated(hidden, moe.intermediate_size)
+        if moe.shared is not None:
+            experts += _gated(hidden, moe.shared.count * moe.intermediate_size)
+        total += (text.num_layers - dense_layers) * experts
     tables = 1 if text.tie_word_embeddings else 2
-    return tables * text.vocab_size * hidden + text.num_layers * per_layer + hidden
+    return tables * text.vocab_size * hidden + total + hidden
 
 
 def vision_parameters(vision: VisionSpec) -> int:
     """Parameters of the tower with its merger and deepstack mergers."""
-    width, inner = vision.hidden_size, vision.mlp.intermediate_size
-    per_block = 2 * 2 * width  # norm1, norm2 with bias
-    per_block += width * 3 * width + 3 * width + width * width + width  # qkv, proj
-    per_block += width * inner + inner + inner * width + width  # fc1, fc2
-    total = vision.patch_embed.patch_dim * width + width
-    total += vision.position.num_embeddings * width
-    total += vision.depth * per_block
-    total += _merger_parameters(vision, vision.merger)
-    total += vision.num_levels * _merger_parameters(vision, vision.deepstack.merger)
+    width, attention, mlp = vision.hidden_size, vision.attention, vision.mlp
+    inner = mlp.intermediate_size
+    per_block = 2 * _norm(vision.norm.kind, width)
+    per_block += 4 * width * width
+    per_block += (3 * width if attention.qkv_bias else 0) + (width if attention.output_bias else 0)
+    per_block += 2 * width if attention.qk_norm != "none" else 0
+    per_block += 2 * width if vision.layer_scale else 0
+    if mlp.kind == "plain":
+        per_block += 2 * width * inner + (inner + width if mlp.bias else 0)
+    else:
+        per_block += _gated(width, inner) + (2 * inner + width if mlp.bias else 0)
+    embed = vision.patch_embed
+    total = embed.patch_dim * width + (width if embed.bias else 0)
+    total += vision.position.num_embeddings * width if vision.position else 0
+    total += width if vision.class_token else 0
+    for norm in (vision.embed_norm, vision.final_norm):
+        total += _norm(norm.kind, width) if norm else 0
+    total += vision.depth * per_block + _merger_parameters(vision)
+    if vision.deepstack is not None:
+        level = _window_merger(vision, vision.deepstack.merger, vision.merged_width)
+        total += vision.num_levels * level
     return total
 
 
-def _merger_parameters(vision: VisionSpec, merger: Merger | DeepstackMerger) -> int:
+def _merger_parameters(vision: VisionSpec) -> int:
+    merger, out = vision.merger, vision.out_hidden_size
+    if merger.op == "window":
+        return _window_merger(vision, merger, vision.merger_width)
+    total = vision.merged_width * out + out  # the convolution and its bias
+    total += out * out + _norm(merger.norm, out) + _gated(out, vision.merger_width)
+    return total + (2 * out + 2 * vision.merger_width if merger.bias else 0)
+
+
+def _window_merger(vision: VisionSpec, merger: Merger | DeepstackMerger, inner: int) -> int:
     joined, out = vision.merged_width, vision.out_hidden_size
     normed = vision.hidden_size if merger.norm_position == "before_merge" else joined
-    return 2 * normed + joined * joined + joined + joined * out + out
+    total = _norm(merger.norm, normed) + joined * inner + inner * out
+    return total + (inner + out if merger.bias else 0)
+
+
+def _gated(outer: int, inner: int) -> int:
+    """Three matrices: gate, up and down."""
+    return 3 * outer * inner
+
+
+def _norm(kind: str, width: int) -> int:
+    """A layer norm has a weight and a bias, an RMS norm a weight."""
+    return 2 * width if kind == "layer" else width
