@@ -1,8 +1,9 @@
 """Build a tiny random checkpoint: config, safetensors as published, tokenizer, processor.
 
 The weights are drawn here and not by the library's initialisation, in which images hardly move the
-logits and a forgotten bias goes unseen: matrices get unit gain, vectors are moved off their start
-value, and position tables are as large as what they are added to.
+logits and a forgotten bias goes unseen: matrices get unit gain (each expert its own), vectors are
+moved off their start value, position tables and class tokens are as large as what they are added
+to, routers prefer some experts clearly, and a router's correction bias changes its choice.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
 MARKER = "tiny.json"
 """File that says how a tiny checkpoint was made; only a directory that holds it is replaced."""
 
-_POSITION_TABLES = ("pos_embed", "position_embedding", "positional_embedding")
+_TABLES = ("pos_embed", "position_embedding", "positional_embedding", "cls_token")
 _TIED_EMBEDDING_STD, _EMBEDDING_STD, _HEAD_STD, _TABLE_STD, _VECTOR_STD = 0.05, 0.5, 0.2, 0.3, 0.1
+_ROUTER, _ROUTER_GAIN = "mlp.gate.weight", 2.0
+_CORRECTION, _CORRECTION_STD = "e_score_correction_bias", 0.2
 
 
 def build_tiny(
@@ -37,6 +40,7 @@ def build_tiny(
     as_saved: bool = False,
     *,
     dtype: str = "float32",
+    parallel: bool = False,
     text: Mapping[str, Any] | None = None,
     vision: Mapping[str, Any] | None = None,
     layout: str | None = None,
@@ -51,6 +55,7 @@ def build_tiny(
         tied: Use the embedding as the head, as the family's small checkpoints do.
         as_saved: Keep the tensor names that transformers writes, instead of the published ones.
         dtype: `float32` or `bfloat16`, of weights and config.
+        parallel: Take the family's sizes for runs on ranks; `text` and `vision` go before them.
         text: Other sizes for the text config, such as `{"num_attention_heads": 8}`.
         vision: Other sizes for the vision config.
         layout: Name of a published naming; None is the first.
@@ -65,7 +70,10 @@ def build_tiny(
     """
     name = family_of(spec_or_family, tied=tied)
     family = load_family(name)
-    changes = {"text_config": dict(text or {}), "vision_config": dict(vision or {})}
+    on_ranks = family["parallel"] if parallel else {}
+    text = merge(on_ranks.get("text", {}), text or {})
+    vision = merge(on_ranks.get("vision", {}), vision or {})
+    changes = {"text_config": text, "vision_config": vision}
     family["config_kwargs"] = merge(family["config_kwargs"], changes)
     if dtype not in ("float32", "bfloat16"):
         raise UsageError(f"dtype is {dtype!r}; legal: float32, bfloat16")
@@ -73,17 +81,19 @@ def build_tiny(
     if layout not in family["layouts"]:
         raise UsageError(f"{name} has no layout {layout!r}; legal: {', '.join(family['layouts'])}")
     rules = [] if as_saved else family["layouts"][layout]
+    config_rules = [] if as_saved else family.get("configs", {}).get(layout, [])
     made_from = {
         "family": name,
         "seed": seed,
         "dtype": dtype,
         "layout": "as saved" if as_saved else layout,
-        "text": dict(text or {}),
-        "vision": dict(vision or {}),
+        "text": text,
+        "vision": vision,
     }
     out = Path(out)
     with _staged(out) as stage, quiet_transformers():
         _write_checkpoint(family, stage, seed, dtype, rules, max_shard_size)
+        _rewrite_config(stage / "config.json", config_rules)
         (stage / MARKER).write_text(json.dumps(made_from, indent=2) + "\n", encoding="utf-8")
     return out
 
@@ -145,7 +155,7 @@ def _write_checkpoint(
 
     tokenizer = _make_tokenizer(family["tokenizer"])
     _check_token_ids(family, tokenizer)
-    model = _make_model(family, seed).to(getattr(torch, dtype))
+    model = _rounded(_make_model(family, seed), getattr(torch, dtype))
     part = family["tokenizer"]
     model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids(part["eos"])
     model.generation_config.pad_token_id = tokenizer.convert_tokens_to_ids(part["pad"])
@@ -199,14 +209,19 @@ def _chat_template(chat: Mapping[str, str]) -> str:
         return "{{ " + json.dumps(literal) + " }}"
 
     opening = text(chat["turn_open"]) + "{{ %s }}" + text(chat["turn_sep"])
+    video = ""
+    if "video_slot" in chat:
+        video = "{% elif part['type'] == 'video' %}" + text(chat["video_slot"])
     content = (
         "{% for part in message['content'] %}"
-        "{% if part['type'] in ('image', 'image_url') %}" + text(chat["image_slot"]) + ""
-        "{% elif part['type'] == 'video' %}" + text(chat["video_slot"]) + ""
-        "{% else %}{{ part['text'] }}{% endif %}{% endfor %}"
+        "{% if part['type'] in ('image', 'image_url') %}"
+        + text(chat["image_slot"])
+        + video
+        + "{% else %}{{ part['text'] }}{% endif %}{% endfor %}"
     )
     return (
-        "{% for message in messages %}"
+        (text(chat["start"]) if "start" in chat else "")
+        + "{% for message in messages %}"
         + opening % "message['role']"
         + "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
         + content
@@ -226,7 +241,10 @@ def _make_processor(family: Mapping[str, Any], tokenizer: Any) -> Any:
         if role in part
     }
     return _class(part["class"])(
-        tokenizer=tokenizer, chat_template=_chat_template(family["chat"]), **pieces
+        tokenizer=tokenizer,
+        chat_template=_chat_template(family["chat"]),
+        **pieces,
+        **part.get("kwargs", {}),
     )
 
 
@@ -247,20 +265,45 @@ def _make_model(family: Mapping[str, Any], seed: int) -> Any:
                 noise *= _TIED_EMBEDDING_STD if head is words else _EMBEDDING_STD
             elif parameter is head:
                 noise *= _HEAD_STD
-            elif any(table in name for table in _POSITION_TABLES):
+            elif any(table in name for table in _TABLES):
                 noise *= _TABLE_STD
             elif parameter.dim() <= 1:
                 noise = parameter + noise * _VECTOR_STD
+            elif parameter.dim() == 3:  # experts, each a matrix of its own
+                noise *= parameter.shape[-1] ** -0.5
             else:
                 noise *= parameter[0].numel() ** -0.5  # fan-in
+                if name.endswith(_ROUTER):
+                    noise *= _ROUTER_GAIN
             parameter.copy_(noise)
+        for name, buffer in model.named_buffers():
+            if name.endswith(_CORRECTION):
+                buffer.copy_(torch.randn(buffer.shape, generator=generator) * _CORRECTION_STD)
+    return model
+
+
+def _rounded(model: Any, dtype: torch.dtype) -> Any:
+    """The model in another dtype, but for what its class keeps in float32 in every checkpoint."""
+    kept = model._keep_in_fp32_modules_strict or ()
+    for name, module in model.named_modules():
+        for own in (module._parameters, module._buffers):
+            for key, value in own.items():
+                strict = any(part in f"{name}.{key}" for part in kept)
+                if value is not None and value.is_floating_point() and not strict:
+                    value.data = value.data.to(dtype)
     return model
 
 
 def _rewrite_tensors(
     folder: Path, rules: list[Mapping[str, Any]], max_shard_size: int | None
 ) -> None:
-    """Rename the saved tensors by regular expressions, and split them into files."""
+    """Apply the rules of a layout to the saved tensors, and split them into files.
+
+    Each rule has one entry: `rename`, a regular expression and its replacement on every name;
+    `transpose`, an expression: the last two dimensions of the tensors in whose name it is found;
+    `add`, names and shapes of tensors that published files hold and no model reads.
+    """
+    import torch
     from huggingface_hub import save_torch_state_dict
     from safetensors.torch import load_file
 
@@ -269,11 +312,53 @@ def _rewrite_tensors(
         tensors |= load_file(path)
         path.unlink()
     for rule in rules:
-        pattern, replacement = rule["rename"]
-        tensors = {re.sub(pattern, replacement, name): t for name, t in tensors.items()}
+        ((verb, argument),) = rule.items()
+        if verb == "rename":
+            tensors = {re.sub(*argument, name): tensor for name, tensor in tensors.items()}
+        elif verb == "transpose":
+            tensors = {
+                name: t.transpose(-1, -2).contiguous() if re.search(argument, name) else t
+                for name, t in tensors.items()
+            }
+        elif verb == "add":
+            dtype = min((t.dtype for t in tensors.values()), key=lambda kind: kind.itemsize)
+            tensors |= {
+                name: torch.full(shape, 7.0, dtype=dtype) for name, shape in argument.items()
+            }
+        else:
+            raise ValueError(f"a layout has the unknown rule {verb!r}")
     save_torch_state_dict(
         tensors,
         folder,
         max_shard_size=max_shard_size or sum(t.nbytes for t in tensors.values()) + 1,
         metadata={"format": "pt"},
     )
+
+
+def _rewrite_config(path: Path, rules: list[Mapping[str, Any]]) -> None:
+    """Apply the rules of a layout to the saved config.json.
+
+    Each rule has one entry: `flatten`, a section whose fields move to the top, with
+    `rope_parameters` as `rope_theta` and `rope_scaling` of the given `type`; or `rename`, the path
+    of a field and its other name.
+    """
+    if not rules:
+        return
+    config = json.loads(path.read_text(encoding="utf-8"))
+    for rule in rules:
+        ((verb, argument),) = rule.items()
+        if verb == "flatten":
+            section = config.pop(argument["section"])
+            rope = section.pop("rope_parameters")
+            section["rope_theta"] = rope.pop("rope_theta")
+            section["rope_scaling"] = {**rope, **argument["rope_scaling"]}
+            section.pop("model_type")
+            config = {**section, **config}
+        elif verb == "rename":
+            field, new = argument
+            *parents, old = field.split(".")
+            section = config[parents[0]] if parents else config
+            section[new] = section.pop(old)
+        else:
+            raise ValueError(f"a config has the unknown rule {verb!r}")
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")

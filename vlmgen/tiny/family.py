@@ -8,8 +8,11 @@ A description names the Hugging Face classes and gives their arguments:
     token_ids                   config field -> special token; checked when the checkpoint is built
     processor                   classes and arguments of the processor and its parts
     chat                        turn markers, and the text that stands for one image or one video
-    layouts, published_layout   rules that turn the saved names into each published naming
-    extends                     another family, of which this one states only the differences
+    layouts, published_layout   rules that turn the saved tensors into each published naming
+    configs                     layout -> rules that turn the saved config.json into its form there
+    parallel                    other sizes, with 8 query and 2 key/value heads, for runs on ranks
+    extends                     another family, of which this one states only the differences;
+                                null takes an entry of the other one away
 """
 
 from __future__ import annotations
@@ -64,10 +67,12 @@ def family_of(spec_or_family: Any, *, tied: bool = False) -> str:
 
 
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with `changes` laid over it, mappings merged at every depth."""
+    """`base` with `changes` laid over it, mappings merged at every depth; None removes an entry."""
     merged = copy.deepcopy(dict(base))
     for key, value in changes.items():
-        if isinstance(value, Mapping) and isinstance(merged.get(key), dict):
+        if value is None:
+            merged.pop(key, None)
+        elif isinstance(value, Mapping) and isinstance(merged.get(key), dict):
             merged[key] = merge(merged[key], value)
         else:
             merged[key] = copy.deepcopy(value)

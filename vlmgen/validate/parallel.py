@@ -78,14 +78,7 @@ class RankResult:
 
 def build_parallel_checkpoint(spec: Spec, out: Path) -> Path:
     """A tiny checkpoint whose heads and vocabulary make sharding hard; see the module."""
-    sizes = {
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
-        "vocab_size": 323,
-        "rope_parameters": {"mrope_section": [6, 5, 5]},
-    }
-    folder = build_tiny(spec, out, seed=3, text=sizes)
+    folder = build_tiny(spec, out, seed=3, parallel=True)
     push_logits_down(folder, spec)
     return folder
 
