@@ -1,6 +1,6 @@
 """Seeds faults into copies of a package and runs its own tests on each, in one process.
 
-    python tests/faults/seed.py PACKAGE WORKDIR > outcomes.json
+    python tests/faults/seed.py generated/FAMILY WORKDIR > outcomes.json
 
 torch, transformers and vLLM are imported once; the package and its tests are imported anew for
 each fault. Prints a JSON object: fault name -> test file::test -> "passed" or "failed". The name ""
@@ -19,7 +19,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from catalogue import FAULTS, Fault  # beside this script
+from catalogue import Fault, faults_of  # beside this script
 
 
 class Outcomes:
@@ -33,13 +33,13 @@ class Outcomes:
         self.failed[name] |= report.failed
 
 
-def seed(package: Path, workdir: Path, fault: Fault | None) -> Path:
+def seed(package: Path, workdir: Path, fault: Fault | None, number: int = 0) -> Path:
     """A copy of the package with the fault in it.
 
     Raises:
         ValueError: The text to be replaced does not occur exactly once.
     """
-    copy = workdir / ("as_it_is" if fault is None else f"fault_{FAULTS.index(fault):02d}")
+    copy = workdir / ("as_it_is" if fault is None else f"fault_{number:02d}")
     shutil.copytree(package, copy, ignore=shutil.ignore_patterns("__pycache__", ".pytest_cache"))
     if fault is not None:
         (module,) = copy.glob("vllm_neuron_*")
@@ -83,10 +83,11 @@ def run_tests(package: Path, tests: list[str]) -> dict[str, str]:
 def main() -> None:
     """Run every fault, and the package as it is."""
     package, workdir = Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve()
-    named = sorted({fault.caught_by for fault in FAULTS})
+    faults = faults_of(package.name)
+    named = sorted({fault.caught_by for fault in faults})
     results = {"": run_tests(seed(package, workdir, None), named)}
-    for fault in FAULTS:
-        results[fault.name] = run_tests(seed(package, workdir, fault), [fault.caught_by])
+    for number, fault in enumerate(faults):
+        results[fault.name] = run_tests(seed(package, workdir, fault, number), [fault.caught_by])
         print(f"{results[fault.name]}  {fault.name}", file=sys.stderr, flush=True)
     json.dump(results, sys.stdout)
 

@@ -1,41 +1,6 @@
-"""Wrong variants of the Qwen3-VL package, and for each the generated test that must notice it.
+"""Wrong variants of the Qwen3-VL package."""
 
-A fault replaces text that occurs exactly once in one generated file. If a template changes so that
-the text is gone, the suite says so: a fault that cannot be seeded proves nothing.
-"""
-
-from __future__ import annotations
-
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class Fault:
-    """One wrong variant.
-
-    Args:
-        name: What is wrong, for the test's id.
-        file: File of the package, below its module folder.
-        old: Text that occurs exactly once.
-        new: What stands there instead.
-        caught_by: `file::test` of the generated tests that must fail; all its cases are run.
-    """
-
-    name: str
-    file: str
-    old: str
-    new: str
-    caught_by: str
-
-
-MODEL = "model.py"
-VISION = "vision_encoder.py"
-LOADERS = "weight_loaders.py"
-MAPPING = "weight_mapping.py"
-PREPROCESSING = "utils/preprocessing.py"
-PACKING = "utils/block_packing.py"
-MERGE = "utils/merge_vision_embeds.py"
-MROPE = "utils/mrope.py"
+from . import LOADERS, MAPPING, MERGE, MODEL, MROPE, PACKING, PREPROCESSING, VISION, Fault
 
 FAULTS = (
     Fault(
