@@ -131,8 +131,20 @@ def _config(source: PackageSource, spec: Spec, checkpoint: ResolvedCheckpoint) -
 
 def text_sizes(checkpoint: ResolvedCheckpoint) -> dict[str, Any]:
     """Text sizes under the names of a Hugging Face config."""
-    text = checkpoint.text
+    text, moe = checkpoint.text, checkpoint.text.moe
+    experts = (
+        {}
+        if moe is None
+        else {
+            "num_experts": moe.num_experts,
+            "num_experts_per_tok": moe.top_k,
+            "moe_intermediate_size": moe.intermediate_size,
+            "first_dense": moe.first_dense,
+            "num_shared_experts": moe.shared.count if moe.shared else 0,
+        }
+    )
     return {
+        **experts,
         "hidden_size": text.hidden_size,
         "intermediate_size": text.mlp.intermediate_size,
         "num_hidden_layers": text.num_layers,

@@ -12,12 +12,14 @@ BLOCKS: dict[str, str] = {
     # prompt
     "positions": "positions/{tokens.positions}",
     # text tower
-    "config_rope": "text/config_rope_{text.rope.kind}",
+    "config_rope": "text/config_rope",
     "text_attention": "text/attention_{text.attention.kind}",
-    "text_layer": "text/layer_{text.norm.topology}",
+    "text_layer": "text/layer",
+    "text_loaders": "text/loaders",
     "text_mlp": "text/mlp_{text.mlp.kind}",
+    "text_moe": "text/moe",
     "text_norm": "text/norm_{text.norm.kind}",
-    "text_rope": "text/rope_{text.rope.kind}_{text.rope.order}",
+    "text_rope": "text/rope",
     # vision tower
     "vision_attention": "vision/attention_{vision.attention.qkv_layout}",
     "vision_merger": "vision/merger_{vision.merger.op}",

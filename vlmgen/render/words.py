@@ -42,6 +42,8 @@ def words(spec: Spec) -> dict[str, Any]:
         "vision_mlp_activation_name": Rendered(ACTIVATION_NAME[vision.mlp.activation]),
         "merger_activation": identifier(vision.merger.activation),
         "quantization_values": quantization,
+        # Elements of a head that belong to one rotated pair are not half a head apart.
+        "rope_reordered": spec.text.rope.pairing == "adjacent" or spec.text.rope.partial < 1,
         "quantization_legal": _enumerated(
             ["None" if mode is None else f"'{identifier(mode)}'" for mode in quantization], "and"
         ),

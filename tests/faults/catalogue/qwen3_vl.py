@@ -22,7 +22,7 @@ FAULTS = (
         MODEL,
         "is_height = (index % 3 == 1) & (index < 3 * height)\n"
         "        is_width = (index % 3 == 2) & (index < 3 * width)",
-        "time = self.head_dim // 2 - height - width\n"
+        "time = index.shape[0] - height - width\n"
         "        is_height = (index >= time) & (index < time + height)\n"
         "        is_width = index >= time + height",
         "test_text.py::test_rotary_tables",
@@ -159,7 +159,7 @@ FAULTS = (
     Fault(
         "decode norms with the default eps",
         MODEL,
-        "rmsnorm_QK_pre_rope_eps=self.eps,",
+        "rmsnorm_QK_pre_rope_eps=self.q_layernorm.eps,",
         "rmsnorm_QK_pre_rope_eps=1e-6,",
         "test_text.py::test_decode_uses_the_checkpoints_eps",
     ),
