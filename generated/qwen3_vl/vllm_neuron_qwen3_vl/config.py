@@ -28,6 +28,16 @@ PUBLISHED_SIZES = {
     (5120, 64, 1152, 27): "Qwen3-VL-32B-Instruct",
 }
 
+# Fields of the text section whose value is structure: name, the value that is implemented, and
+# where the specification says so.
+TEXT_STRUCTURE = (
+    ("model_type", "qwen3_vl_text", "text.model_type"),
+    ("hidden_act", "silu", "text.mlp.activation"),
+    ("attention_bias", False, "text.attention.qkv_bias"),
+    ("use_qk_norm", True, "text.attention.qk_norm"),
+    ("use_sliding_window", False, "text.attention.kind"),
+)
+
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -179,8 +189,8 @@ class Qwen3VLConfig:
             The composed configuration; `vision_config.neuron_config` is None for a text-only build.
 
         Raises:
-            Qwen3VLConfigError: naming every field that contradicts the package, its value and the
-            rule.
+            Qwen3VLConfigError: naming every field that contradicts the package, its value
+            and the rule.
         """
         if neuron_config is not None and text_neuron_config is not None:
             raise Qwen3VLConfigError(
@@ -262,9 +272,9 @@ def _fixed(
     spec_path: str,
     problems: list[str],
 ) -> None:
-    """A field whose value is structure: absent is fine, another value is refused."""
-    value = section.get(name, legal)
-    if value != legal:
+    """A field whose value is structure: absent or null is fine, another value is refused."""
+    value = section.get(name)
+    if value is not None and value != legal:
         problems.append(
             f"{where}.{name} is {value!r}; the specification ({spec_path}) fixes it to {legal!r}"
         )
@@ -347,8 +357,9 @@ def _parse_rope(
 def _rope_settings(section: Mapping[str, Any]) -> dict[str, Any]:
     """All rotary settings of one section in the newer form; a plain rope type is left out."""
     rope = dict(section.get("rope_scaling") or {}) | dict(section.get("rope_parameters") or {})
-    if section.get("rope_theta") is not None:
-        rope.setdefault("rope_theta", section["rope_theta"])
+    for name in ("rope_theta", "partial_rotary_factor"):
+        if section.get(name) is not None:
+            rope.setdefault(name, section[name])
     return {
         k: v
         for k, v in rope.items()
@@ -360,8 +371,13 @@ def _parse_text(
     raw: Mapping[str, Any], text: Mapping[str, Any], problems: list[str]
 ) -> Qwen3VLTextConfig:
     where = "text_config"
-    _fixed(text, where, "hidden_act", "silu", "text.mlp.activation", problems)
-    _fixed(text, where, "attention_bias", False, "text.attention.qkv_bias", problems)
+    for name, legal, spec_path in TEXT_STRUCTURE:
+        _fixed(text, where, name, legal, spec_path, problems)
+    if set(text.get("layer_types") or ()) - {"full_attention"}:
+        problems.append(
+            f"{where}.layer_types is {text['layer_types']}; every layer of this package attends "
+            "to the whole sequence ('full_attention')"
+        )
     heads = _size(text, where, "num_attention_heads", problems)
     hidden_size = _size(text, where, "hidden_size", problems)
     head_dim = text.get("head_dim") or hidden_size // heads

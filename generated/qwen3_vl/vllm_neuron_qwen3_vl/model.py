@@ -83,17 +83,18 @@ class Qwen3VLTextRotaryEmbedding(nn.Module):
 
     def __init__(self, config: Qwen3VLTextConfig) -> None:
         super().__init__()
-        self.head_dim, self.theta, self.dtype = config.head_dim, config.rope_theta, config.dtype
+        self.dtype = config.dtype
         self.mrope_section = config.mrope_section
+        self.frequency_settings = (config.head_dim, config.rope_theta)
         self.register_buffer(
-            "inv_freq", rotary_inv_freq(self.head_dim, self.theta), persistent=False
+            "inv_freq", rotary_inv_freq(*self.frequency_settings), persistent=False
         )
 
     def _apply(self, fn, recurse: bool = True):
         """Moves follow the module, casts do not: angles stay float32 whatever the model's dtype."""
         super()._apply(fn, recurse)
         if self.inv_freq.dtype != torch.float32:
-            self.inv_freq = rotary_inv_freq(self.head_dim, self.theta).to(self.inv_freq.device)
+            self.inv_freq = rotary_inv_freq(*self.frequency_settings).to(self.inv_freq.device)
         return self
 
     def forward(self, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -105,7 +106,7 @@ class Qwen3VLTextRotaryEmbedding(nn.Module):
 
     def _axis_masks(self, device: torch.device) -> list[torch.Tensor]:
         """Per axis a float32 mask `[D/2]`; each frequency belongs to exactly one axis."""
-        index = torch.arange(self.head_dim // 2, device=device)
+        index = torch.arange(self.inv_freq.shape[0], device=device)
         _, height, width = self.mrope_section
         is_height = (index % 3 == 1) & (index < 3 * height)
         is_width = (index % 3 == 2) & (index < 3 * width)
@@ -120,9 +121,9 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 
 
 class Qwen3VLTextAttention(nn.Module):
-    """Grouped-query attention with per-head norms on queries and keys; prefill and decode share
-    the weights.
+    """Grouped-query attention; prefill and decode share the weights.
 
+    Queries and keys are normalised per head before they are rotated.
     With more ranks than key/value heads, each head is held by tp / K ranks: rank r
     holds head r // (tp / K). Weights are stored `[in, out]`, as the kernels read them.
     """
@@ -135,7 +136,6 @@ class Qwen3VLTextAttention(nn.Module):
         self.num_heads = config.num_attention_heads // tp_size
         self.num_kv_heads = max(1, config.num_key_value_heads // tp_size)
         self.scale = config.head_dim**-0.5
-        self.eps = config.rms_norm_eps
         q_width, kv_width = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         self.fused_width = q_width + 2 * kv_width
         hidden_size = config.hidden_size
@@ -153,8 +153,8 @@ class Qwen3VLTextAttention(nn.Module):
                 (hidden_size, config.num_attention_heads * self.head_dim), tp_size
             ),
         )
-        self.q_layernorm = Qwen3VLTextRMSNorm(self.head_dim, self.eps, config.dtype)
-        self.k_layernorm = Qwen3VLTextRMSNorm(self.head_dim, self.eps, config.dtype)
+        self.q_layernorm = Qwen3VLTextRMSNorm(self.head_dim, config.rms_norm_eps, config.dtype)
+        self.k_layernorm = Qwen3VLTextRMSNorm(self.head_dim, config.rms_norm_eps, config.dtype)
         self.k_cache: torch.Tensor | None = None  # [blocks, K, block size, D], bound by the runner
         self.v_cache: torch.Tensor | None = None
 
@@ -224,7 +224,7 @@ class Qwen3VLTextAttention(nn.Module):
             X=hidden.view(batch, steps, -1),
             W_qkv=self.qkv_proj_weight,
             rmsnorm_QK_pre_rope_enabled=True,
-            rmsnorm_QK_pre_rope_eps=self.eps,
+            rmsnorm_QK_pre_rope_eps=self.q_layernorm.eps,
             rmsnorm_QK_pre_rope_W_Q=self.q_layernorm.weight[:, None],
             rmsnorm_QK_pre_rope_W_K=self.k_layernorm.weight[:, None],
             cos=cos,
@@ -280,8 +280,8 @@ class Qwen3VLTextMLP(nn.Module):
     def __init__(self, config: Qwen3VLTextConfig) -> None:
         super().__init__()
         tp_size = get_tp_group().world_size
-        wide, width = config.intermediate_size, config.intermediate_size // tp_size
-        hidden_size = config.hidden_size
+        hidden_size, wide = config.hidden_size, config.intermediate_size
+        width = wide // tp_size
         self.gate_proj_weight = nn.Parameter(
             torch.empty(hidden_size, width, dtype=config.dtype), requires_grad=False
         )
@@ -338,8 +338,8 @@ class Qwen3VLTextDecoderLayer(nn.Module):
         prefill = is_prefill(metadata)
         full = self._gather(self.input_layernorm(hidden), prefill)
         hidden = hidden + self._reduce(self.self_attn(full, cos, sin, positions, metadata), prefill)
-        full = self._gather(self.post_attention_layernorm(hidden), prefill)
-        return hidden + self._reduce(self.mlp(full), prefill)
+        partial = self.mlp(self._gather(self.post_attention_layernorm(hidden), prefill))
+        return hidden + self._reduce(partial, prefill)
 
     def _gather(self, hidden: torch.Tensor, prefill: bool) -> torch.Tensor:
         """Prefill: all rows of all ranks, `[L, H]` -> `[T, H]`. Decode: they are here already."""
@@ -470,7 +470,7 @@ class Qwen3VLNeuronModel(nn.Module):
         text_neuron_config: NeuronConfig | None = None,
         vision_neuron_config: VisionNeuronConfig | None = None,
     ) -> "Qwen3VLNeuronModel":
-        """Build the model from a Hugging Face configuration; see `Qwen3VLConfig.from_configs`."""
+        """Build from a Hugging Face configuration; see `Qwen3VLConfig.from_configs`."""
         config = Qwen3VLConfig.from_configs(
             hf_config,
             neuron_config,
