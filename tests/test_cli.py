@@ -231,6 +231,61 @@ def test_show_prints_both_towers_checkpoints_and_weights():
     assert "\x1b" not in result.stdout
 
 
+# Lines of each family's own parts; what a family has not is not shown.
+PARTS = {
+    "qwen3_vl": ("pos_embed     learned_bilinear, table 48 x 48", "deepstack     3 levels"),
+    "qwen3_vl_moe": ("experts                    8 of 128, swiglu 2048 -> 768", "128 of 1536"),
+    "qwen2_vl": ("mrope contiguous t:16 h:24 w:24", "1280 -> 5120 -> 1280, quick_gelu"),
+    "qwen2_5_vl": (
+        "within windows of 112 x 112 pixels, in blocks 7, 15, 23, 31 one frame",
+        "positions mrope_block, 2 a second (second_per_grid_ts)",
+    ),
+    "paddleocr_vl": ("patches_raster", "final_norm    layer", "merger mlp_AR."),
+    "glm4v": ("embed_norm    rms", "post_mlp_layernorm", "adjacent pairs, 64 of 128"),
+    "glm4v_moe": (
+        "sigmoid_bias, renormalized, 1 shared, in layers from 1 on, stored per_expert",
+        "swiglu 4096 -> 10944 -> 4096, silu, in the first 1",
+        "swiglu 4096 -> 10944 -> 4096, gelu",
+        "<|begin_of_video|>",
+    ),
+    "internvl": ("class_token   first", "table 32 x 32 + 1 x 1024", "scale2        1024", "plain,"),
+    "internvl_6b": ("q/k norm full_width_rms, bias on the output only",),
+    "internvl3_5": ("q/k norm head_rms_pre_rope",),
+    "internvl3_5_moe": ("8 of 128, swiglu 2048 -> 768 -> 2048, router softmax",),
+}
+
+
+def test_every_family_has_parts_to_show():
+    assert sorted(PARTS) == sorted(path.stem for path in (ROOT / "specs").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("family", PARTS)
+def test_show_prints_the_parts_of_every_family(family):
+    spec = ROOT / "specs" / f"{family}.yaml"
+    result = runner.invoke(cli.app, ["show", str(spec)])
+    assert result.exit_code == 0, result.output
+    for part in PARTS[family]:
+        assert part in result.stdout
+    parts, _, weights = result.stdout.partition("Weights")
+    assert "None" not in parts
+    if family == "qwen2_vl":  # the plainest
+        absent = ("pos_embed", "class_token", "final_norm", "experts", "deepstack", "scale1")
+        assert not [part for part in absent if part in parts]
+    data = json.loads(runner.invoke(cli.app, ["show", str(spec), "--json"]).stdout)
+    assert data["spec"]["family"] == family
+    assert set(data["derived"]) == {c["name"] for c in data["spec"]["checkpoints"]}
+
+
+@pytest.mark.parametrize("family", PARTS)
+def test_parallel_of_every_family(family):
+    spec = ROOT / "specs" / f"{family}.yaml"
+    result = runner.invoke(cli.app, ["parallel", str(spec), "--json"])
+    assert result.exit_code == 0, result.output
+    for table in json.loads(result.stdout):
+        assert table["text"][0]["legal"], table["checkpoint"]
+        assert any(split["legal"] for split in table["vision"]["1"])
+
+
 def test_show_with_the_sizes_of_a_checkpoint():
     result = runner.invoke(cli.app, ["show", str(SPEC), "--checkpoint", "Qwen3-VL-2B-Instruct"])
     assert "level 0       block 5 " in result.stdout

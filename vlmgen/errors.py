@@ -117,13 +117,17 @@ class SpecError(VlmgenError):
     """A spec that cannot be read or that breaks rules; carries every problem found.
 
     Args:
-        problems: All problems, in file order.
+        problems: All problems; of several files, those of the first come first.
     """
 
     exit_code = EXIT_BAD_SPEC
 
     def __init__(self, problems: Iterable[Problem]) -> None:
-        self.problems: list[Problem] = sorted(problems, key=lambda p: (p.line, p.column, p.message))
+        found = list(problems)
+        files = [problem.file for problem in found]
+        self.problems: list[Problem] = sorted(
+            found, key=lambda p: (files.index(p.file), p.line, p.column, p.message)
+        )
         super().__init__("\n\n".join(problem.render() for problem in self.problems))
 
     def render(self) -> str:

@@ -337,6 +337,58 @@ def test_resolved_spec_gives_the_same_package(
     assert render_package(again, search=search).texts == render_package(spec, search=search).texts
 
 
+def test_change_of_a_base_is_noticed(spec_path: Path, target: Path, search: Search) -> None:
+    own = spec_path.with_name("own.yaml")
+    own.write_text("extends: qwen3_vl.yaml\nfamily: own\n")
+    target = target.with_name("own")
+    generate(own, target, search=search)
+    assert generate(own, target, search=search).is_unchanged
+    edit_spec(spec_path, target, search)
+    changed = {
+        p for p, s in statuses(generate(own, target, search=search)).items() if s == "changed"
+    }
+    # The title is in one template of this test's, and in the resolved spec.
+    assert changed == {
+        ".vlmgen/manifest.json",
+        "README.md",
+        "spec.yaml",
+        "vllm_neuron_own/__init__.py",
+    }
+    spec_path.write_text(spec_path.read_text() + "# a comment is a change of the base too\n")
+    assert not generate(own, target, search=search).is_unchanged
+
+
+def test_resolved_spec_of_a_package_needs_no_base(
+    spec_path: Path, target: Path, search: Search
+) -> None:
+    own = spec_path.with_name("own.yaml")
+    own.write_text("extends: qwen3_vl.yaml\nfamily: own\ntext: {rope: {theta: 10000}}\n")
+    generate(own, target.with_name("own"), search=search)
+    expected = load_spec(own)
+    spec_path.unlink()
+    own.unlink()
+    resolved = target.with_name("own") / "spec.yaml"
+    assert "extends" not in resolved.read_text()
+    assert load_spec(resolved) == expected
+
+
+def test_another_spec_changes_no_byte_of_a_package(
+    spec_path: Path, target: Path, search: Search
+) -> None:
+    def content() -> dict[str, bytes]:
+        return {str(p): p.read_bytes() for p in target.rglob("*") if p.is_file()}
+
+    generate(spec_path, target, search=search)
+    before = content()
+    other = spec_path.with_name("other.yaml")
+    other.write_text("extends: qwen3_vl.yaml\nfamily: other\ntitle: Other\n")
+    generate(other, target.with_name("other"), search=search)
+    assert generate(spec_path, target, search=search).is_unchanged
+    assert generate(spec_path, target, search=search, force=True).is_unchanged
+    assert content() == before
+    assert drift(spec_path.parent, target.parent, search) == []
+
+
 def test_drift(spec_path: Path, target: Path, search: Search) -> None:
     specs, generated = spec_path.parent, target.parent
     (missing,) = drift(specs, generated, search)
@@ -359,6 +411,17 @@ def test_drift(spec_path: Path, target: Path, search: Search) -> None:
     }
     assert "\n-edited\n" in found["qwen3_vl/README.md"].diff
     assert "\n+family: qwen3_vl\n" in found["qwen3_vl/spec.yaml"].diff
+
+
+def test_drift_names_a_spec_without_a_package(
+    spec_path: Path, target: Path, search: Search
+) -> None:
+    generate(spec_path, target, search=search)
+    other = spec_path.with_name("other.yaml")
+    other.write_text("extends: qwen3_vl.yaml\nfamily: other\n")
+    (missing,) = drift(spec_path.parent, target.parent, search)
+    assert (missing.path, missing.kind, missing.diff) == ("other", "missing", "")
+    assert missing.message == f"{target.parent / 'other'}: no package: run `vlmgen new {other}`"
 
 
 def test_drift_of_a_template_without_regeneration(

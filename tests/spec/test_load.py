@@ -97,7 +97,7 @@ def test_caret_stands_below_the_value_after_wide_characters():
 
 def test_all_problems_are_reported_at_once_in_file_order(problems_of):
     problems = problems_of(
-        ("topology: pre", "topology: post"),
+        ("topology: pre", "topology: middle"),
         ("sections: [24, 20, 20]", "sections: [24, 20, 24]"),
         ("indices: [8, 16, 24]", "indices: [8, 16, 27]"),
         ("num_heads: 16\n    qkv_layout", "num_headz: 16\n    qkv_layout"),
@@ -134,21 +134,21 @@ def test_missing_key_says_what_it_is(problems_of):
 
 
 def test_value_of_a_later_family_is_named_as_known(problems_of):
-    (problem,) = problems_of(("topology: pre", "topology: sandwich"))
+    (problem,) = problems_of(("cast: before_weight", "cast: after_weight"))
     assert problem.message == (
-        "'sandwich' is a known value of text.norm.topology (needed by glm4v, glm46v, gemma3) that "
-        "this version of vlmgen does not generate"
+        "'after_weight' is a known value of text.norm.cast (needed by qwen3_5, qwen3_5_moe, "
+        "gemma3) that this version of vlmgen does not generate"
     )
-    assert problem.legal == "pre"
+    assert problem.legal == "before_weight"
 
 
 @pytest.mark.parametrize(
     ("old", "new", "family"),
     [
-        ("qkv_bias: false", "qkv_bias: true", "qwen2_vl"),
-        ("partial: 1.0", "partial: 0.5", "glm4v"),
+        ("kind: swiglu, activation: silu", "kind: geglu_tanh, activation: silu", "gemma3"),
+        ("partial: 1.0", "partial: 0.25", "qwen3_5"),
         ("align_corners: true", "align_corners: false", "keye"),
-        ("order: interleaved", "order: contiguous", "qwen2_5_vl"),
+        ("kind: axial_half", "kind: pixtral_split", "pixtral"),
         ("quantization: [none, bf16]", "quantization: [none, mxfp8]", "text tower only"),
     ],
 )
@@ -158,17 +158,26 @@ def test_later_values_of_every_type_are_known(problems_of, old, new, family):
     assert family in known[0]
 
 
-def test_null_deepstack_is_known_but_not_generated(spec_text):
+def test_part_that_may_be_null_leaves_with_its_weights(spec_text):
     text = re.sub(r"  deepstack:\n    indices.*\n    merger.*\n    inject.*\n",
                   "  deepstack: null\n", spec_text)  # fmt: skip
     assert text != spec_text
-    (problem,) = fail(text)
-    assert problem.message.startswith("null is a known value of vision.deepstack (needed by")
+    problem = next(p for p in fail(text) if p.path == "weights.vision.deepstack")
+    assert problem.message == "weights.vision.deepstack is stated, but vision.deepstack is null"
+    without = re.sub(r"    deepstack: \{prefix.*\n", "", text)
+    sizes = fail(without)
+    assert [p.path for p in sizes] == [f"checkpoints[{n}].vision.deepstack" for n in range(4)]
+    assert load_spec_text(re.sub(r", deepstack: \[.*\]", "", without)).vision.num_levels == 0
 
 
 def test_later_axis_is_known(problems_of):
-    (problem,) = problems_of(("text:\n", "text:\n  moe: {layers: all}\n"))
-    assert problem.message.startswith("text.moe is a known axis (needed by qwen3_vl_moe,")
+    (problem,) = problems_of(("text:\n", "text:\n  embed_scale: 2\n"))
+    assert problem.message.startswith("text.embed_scale is a known axis (needed by gemma3)")
+
+
+def test_a_wrong_value_beside_it_does_not_end_a_pairing(problems_of):
+    (problem,) = problems_of(("bounds: frame ", "bounds: fram "))
+    assert problem.path == "vision.attention.bounds"
 
 
 # --- YAML's traps -----------------------------------------------------------------------------
@@ -208,8 +217,8 @@ def test_boolean_is_written_as_true_or_false(problems_of, word):
 
 
 def test_integer_is_not_a_boolean(problems_of):
-    (problem,) = problems_of(("output_bias: true", "output_bias: 1"))
-    assert problem.message == "vision.attention.output_bias is 1, which is an integer"
+    (problem,) = problems_of(("    qkv_bias: true", "    qkv_bias: 1"))
+    assert problem.message == "vision.attention.qkv_bias is 1, which is an integer"
 
 
 def test_boolean_is_not_the_format_version(problems_of):

@@ -183,7 +183,7 @@ def test_axis_table_lists_exactly_what_the_models_accept():
     assert fields.pop("vlmgen") == {1}
     for path, values in fields.items():
         assert values == set(AXES[path].implemented), path
-    assert set(AXES) - set(fields) == {"text.rope.partial", "vision.deepstack"}
+    assert set(AXES) - set(fields) == {"text.rope.partial"}
 
 
 def test_no_axis_value_is_both_implemented_and_later():
@@ -229,13 +229,13 @@ def test_schema_is_valid_and_accepts_the_spec(spec_text):
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        (("text", "norm", "topology"), "sandwich"),
+        (("text", "norm", "topology"), "post"),
         (("text", "hiden_size"), 1),
         (("vision", "depth"), 0),
         (("family",), "Qwen"),
         (("text", "rope", "sections"), [24, 20]),
-        (("text", "rope", "partial"), 0.5),
-        (("vision", "deepstack"), None),
+        (("text", "rope", "partial"), 0.75),
+        (("vision", "attention"), None),
     ],
 )
 def test_schema_refuses_what_vlmgen_refuses(spec_text, path, value):

@@ -11,7 +11,9 @@ from pathlib import Path
 from vlmgen.render.templates import shipped_specs
 
 MAX_CHAIN = 8
-_LINE = re.compile(rb"^extends:[ \t]*[\"']?([^\s\"'#]+)[\"']?[ \t]*(?:#.*)?\r?$", re.MULTILINE)
+_LINE = re.compile(
+    rb"^(?:\xef\xbb\xbf)?extends:[ \t]*[\"']?([^\s\"'#]+)[\"']?[ \t]*(?:#.*)?\r?$", re.MULTILINE
+)
 
 
 def spec_chain(path: Path) -> list[Path]:

@@ -47,6 +47,8 @@ def drift(
         SpecError: A spec is faulty.
         OutputError: There are no specs, or two of them name one family.
     """
+    from vlmgen.spec.load import load_spec
+
     specs_dir, generated_dir = Path(specs_dir), Path(generated_dir)
     specs = sorted(specs_dir.glob("*.yaml"))
     if not specs:
@@ -54,14 +56,21 @@ def drift(
     found: list[Difference] = []
     families: dict[str, Path] = {}
     for spec in specs:
-        family, files = render_spec_file(spec, search=search)
+        family = load_spec(spec).family
         if family in families:
             raise OutputError(
                 f"{families[family]} and {spec} both name the family {family!r}; "
                 "every spec needs a family of its own"
             )
         families[family] = spec
-        found += _package_differences(generated_dir / family, family, files, spec)
+        target = generated_dir / family
+        if target.is_dir():
+            _, files = render_spec_file(spec, search=search)
+            found += _package_differences(target, family, files, spec)
+        else:
+            found.append(
+                Difference(family, "missing", f"{target}: no package: run `vlmgen new {spec}`")
+            )
     if generated_dir.is_dir():
         for entry in sorted(generated_dir.iterdir()):
             is_package = not entry.name.startswith(".") and entry.name != "__pycache__"
@@ -80,8 +89,6 @@ def _package_differences(
     target: Path, family: str, files: dict[str, bytes], spec: Path
 ) -> list[Difference]:
     mend = f"run `vlmgen new {spec}`"
-    if not target.is_dir():
-        return [Difference(family, "missing", f"{target}: was not generated; {mend}")]
     # Without its manifest a package is compared all the same: then every file counts as foreign.
     before = publish.inspect(target)
     present = {**before.contents, **{p: (target / p).read_bytes() for p in before.foreign}}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmgen.errors import SpecError
-from vlmgen.render.chain import MAX_CHAIN, base_path
+from vlmgen.render.chain import MAX_CHAIN, base_path, spec_chain
 from vlmgen.spec.source import Document, Key, Span, read_document
 
 _NAME = re.compile(r"(?:(?:\.\.|[A-Za-z0-9_][A-Za-z0-9_.-]*)/)*[A-Za-z0-9_][A-Za-z0-9_.-]*\.ya?ml")
@@ -61,6 +61,16 @@ def _resolve(document: Document, path: Path, seen: list[Path]) -> Document:
             path="extends",
         )
         raise SpecError([problem])
+    if path.is_file() and base not in spec_chain(path)[1:2]:
+        # What a package is made from is hashed without a YAML parser, which must find the base.
+        problem = document.problem(
+            span,
+            "extends does not stand on a line of its own",
+            rule="extends is a line of its own at the left margin",
+            legal=f"extends: {name}",
+            path="extends",
+        )
+        raise SpecError([problem])
     if len(seen) >= MAX_CHAIN:
         problem = document.problem(
             span, f"more than {MAX_CHAIN} specs in a chain", rule="a chain is short", path="extends"
@@ -77,12 +87,16 @@ def _resolve(document: Document, path: Path, seen: list[Path]) -> Document:
             raise
         raise SpecError([problem]) from None
     inherited = _resolve(inherited, base, [*seen, base.resolve()])
+    if not isinstance(inherited.data, dict):
+        problem = document.problem(
+            span, f"extends {name!r}, which is no mapping", rule="a spec is a YAML mapping",
+            path="extends",
+        )  # fmt: skip
+        raise SpecError([problem])
     return _merge(document, inherited)
 
 
 def _merge(document: Document, base: Document) -> Document:
-    if not isinstance(base.data, dict):
-        return document
     offset = 1
     merged = Document(
         document.file,

@@ -81,7 +81,8 @@ def _to_spec(document: Document) -> Spec:
     for violation in check_rules(document.data, bad):
         problems.append(_rule_problem(document, violation))
     if problems or spec is None:
-        raise SpecError(problems)
+        files = [file for file, _ in document.sources]
+        raise SpecError(sorted(problems, key=lambda problem: files.index(problem.file)))
     return spec
 
 

@@ -79,11 +79,16 @@ class View:
         return any(wrong[: len(path)] == path for wrong in self._bad)
 
     def present(self, path: Key) -> bool:
-        """Whether a value is stated and not null."""
-        try:
-            return self[path] is not None
-        except _Unavailable:
-            return False
+        """Whether a value is stated and not null, whatever the schema says of its parts."""
+        if any(wrong == path[: len(wrong)] for wrong in self._bad):
+            raise _Unavailable
+        value: Any = self._data
+        for part in path:
+            try:
+                value = value[part]
+            except (KeyError, IndexError, TypeError):
+                return False
+        return value is not None
 
     def length(self, path: Key) -> int:
         """Entries of a list that may hold refused values; 0 where there is no list."""
@@ -106,14 +111,21 @@ def check_rules(data: Any, bad: Iterable[Key] = ()) -> list[Violation]:
     Returns:
         The violations, in the order of the rules.
     """
+    return [violation for found in broken_rules(data, bad).values() for violation in found]
+
+
+def broken_rules(data: Any, bad: Iterable[Key] = ()) -> dict[str, list[Violation]]:
+    """Name of every broken rule -> its violations; see `check_rules`."""
     view = View(data, bad)
-    violations: list[Violation] = []
+    found: dict[str, list[Violation]] = {}
     for rule in SPEC_RULES:
-        violations += _run(rule(view))
+        found.setdefault(rule.__name__, []).extend(_run(rule(view)))
     for index in range(view.length(("checkpoints",))):
         for checkpoint_rule in CHECKPOINT_RULES:
-            violations += _run(checkpoint_rule(view, index))
-    return violations
+            found.setdefault(checkpoint_rule.__name__, []).extend(
+                _run(checkpoint_rule(view, index))
+            )
+    return {name: violations for name, violations in found.items() if violations}
 
 
 def _run(found: Iterator[Violation]) -> list[Violation]:
@@ -513,151 +525,148 @@ def quantization_modes(view: View) -> Iterator[Violation]:
 
 # --- pairings ---------------------------------------------------------------------------------
 
-# A part that stands in the spec if and only if another value asks for it:
-# (path, condition in words, condition on the view).
-_Condition = Callable[[View], bool]
+
+@dataclass(frozen=True)
+class Condition:
+    """What a part of the spec depends on.
+
+    Args:
+        holds: Whether it is so in a spec.
+        rule: What must be so, in words.
+        now: What is so in a spec, in words.
+    """
+
+    holds: Callable[[View], bool]
+    rule: str
+    now: Callable[[View], str]
 
 
-def _is(path: str, *values: Any) -> _Condition:
-    return lambda view: view.optional(_path(path)) in values if _there(view, path) else False
+def _is(path: str, *values: str | bool, default: bool | None = None) -> Condition:
+    at = _path(path)
+
+    def value(view: View) -> Any:
+        if not view.present(at[:-1]):
+            raise _Unavailable
+        stated = view.optional(at)
+        return default if stated is None else stated
+
+    def now(view: View) -> str:
+        return f"{path} is {show(value(view))}"
+
+    *most, last = map(show, values)
+    words = f"{', '.join(most)} or {last}" if most else last
+    return Condition(lambda view: value(view) in values, f"{path} is {words}", now)
 
 
-def _there(view: View, path: str) -> bool:
-    return view.present(_path(path)[:-1])
+def _has(path: str) -> Condition:
+    at = _path(path)
+
+    def now(view: View) -> str:
+        return f"{path} is {'stated' if view.present(at) else 'null'}"
+
+    return Condition(lambda view: view.present(at), f"{path} is stated", now)
 
 
-def _has(path: str) -> _Condition:
-    return lambda view: view.present(_path(path))
+def _not(condition: Condition) -> Condition:
+    rule = condition.rule.replace(" is ", " is not ", 1)
+    return Condition(lambda view: not condition.holds(view), rule, condition.now)
 
 
-def _both(*conditions: _Condition) -> _Condition:
-    return lambda view: all(condition(view) for condition in conditions)
+def _both(*conditions: Condition) -> Condition:
+    def now(view: View) -> str:
+        broken = [c for c in conditions if not c.holds(view)] or conditions
+        return " and ".join(condition.now(view) for condition in broken)
+
+    return Condition(
+        lambda view: all(condition.holds(view) for condition in conditions),
+        " and ".join(condition.rule for condition in conditions),
+        now,
+    )
 
 
-def _not(condition: _Condition) -> _Condition:
-    return lambda view: not condition(view)
-
-
-def _either(*conditions: _Condition) -> _Condition:
-    return lambda view: any(condition(view) for condition in conditions)
+def _has_dense_layer(view: View) -> bool:
+    return not view.present(_path("text.moe")) or view[_path("text.moe.first_dense")] > 0
 
 
 _MOE = _has("text.moe")
-_DENSE = _either(_not(_MOE), _not(_is("text.moe.first_dense", 0)))
+_DENSE = Condition(
+    _has_dense_layer,
+    "a layer has a dense MLP",
+    lambda view: f"{'a' if _has_dense_layer(view) else 'no'} layer has a dense MLP",
+)
 _FUSED_MLP = _is("text.mlp.layout", "fused_gate_up")
-_PER_EXPERT = _both(_MOE, _is("text.moe.checkpoint", "per_expert"))
-_FUSED_EXPERTS = _both(_MOE, _not(_is("text.moe.checkpoint", "per_expert")))
+_PER_EXPERT = _is("text.moe.checkpoint", "per_expert")
 _MROPE = _is("text.rope.kind", "mrope")
+_QK_NORM = _not(_is("text.attention.qk_norm", "none"))
+_SANDWICH = _is("text.norm.topology", "sandwich")
 _GATED_TOWER = _is("vision.mlp.kind", "swiglu")
+_FUSED_TOWER = _is("vision.attention.qkv_layout", "fused_thirds")
+_TOWER_QK_NORM = _is("vision.attention.qk_norm", "full_width_rms")
 _CONV = _is("vision.merger.op", "strided_conv")
 _TILES = _is("vision.input", "tiles")
+_SCALED = _is("vision.layer_scale", True, default=False)
 
-PAIRED: tuple[tuple[str, _Condition, str], ...] = (
-    ("text.rope.order", _MROPE, "text.rope.kind is mrope"),
-    ("text.rope.sections", _MROPE, "text.rope.kind is mrope"),
-    ("vision.attention.window", _is("vision.attention.bounds", "window"), "bounds is window"),
+# What stands in the spec if and only if something else does.
+PAIRED: tuple[tuple[tuple[str, ...], Condition], ...] = (
+    (("text.rope.order", "text.rope.sections"), _MROPE),
+    (("vision.attention.window",), _is("vision.attention.bounds", "window")),
+    (("vision.position.align_corners",), _is("vision.position.kind", "learned_bilinear")),
+    (("vision.config_keys.merger_size",), _CONV),
+    (("inputs.image.tiles",), _TILES),
+    (("inputs.image.grid",), _not(_TILES)),
+    (("inputs.video",), _not(_is("tokens.video_prompt", "none"))),
     (
-        "vision.position.align_corners",
-        _is("vision.position.kind", "learned_bilinear"),
-        "position.kind is learned_bilinear",
-    ),
-    ("vision.config_keys.merger_size", _CONV, "merger.op is strided_conv"),
-    ("inputs.image.tiles", _TILES, "vision.input is tiles"),
-    ("inputs.image.grid", _not(_TILES), "vision.input is not tiles"),
-    ("inputs.video", _not(_is("tokens.video_prompt", "none")), "video_prompt is not none"),
-    (
-        "tokens.video",
+        ("tokens.video",),
         _is("tokens.video_prompt", "per_frame_timestamp", "one_run", "per_frame_image_token"),
-        "video_prompt names a video by a token of its own",
     ),
-    ("weights.text.q_norm", _not(_is("text.attention.qk_norm", "none")), "qk_norm is not none"),
-    ("weights.text.k_norm", _not(_is("text.attention.qk_norm", "none")), "qk_norm is not none"),
+    (("weights.text.q_norm", "weights.text.k_norm"), _QK_NORM),
+    (("weights.text.post_self_attn_layernorm", "weights.text.post_mlp_layernorm"), _SANDWICH),
+    (("weights.text.gate", "weights.text.up"), _both(_DENSE, _not(_FUSED_MLP))),
+    (("weights.text.gate_up",), _both(_DENSE, _FUSED_MLP)),
+    (("weights.text.down",), _DENSE),
+    (("weights.text.moe",), _MOE),
+    (("weights.text.moe.correction_bias",), _is("text.moe.router", "sigmoid_bias")),
+    (("weights.text.moe.gate_up",), _not(_PER_EXPERT)),
     (
-        "weights.text.post_self_attn_layernorm",
-        _is("text.norm.topology", "sandwich"),
-        "text.norm.topology is sandwich",
+        ("weights.text.moe.expert", "weights.text.moe.gate", "weights.text.moe.up"),
+        _PER_EXPERT,
     ),
-    (
-        "weights.text.post_mlp_layernorm",
-        _is("text.norm.topology", "sandwich"),
-        "text.norm.topology is sandwich",
-    ),
-    ("weights.text.gate", _both(_DENSE, _not(_FUSED_MLP)), "a layer has an MLP of two matrices"),
-    ("weights.text.up", _both(_DENSE, _not(_FUSED_MLP)), "a layer has an MLP of two matrices"),
-    ("weights.text.gate_up", _both(_DENSE, _FUSED_MLP), "a layer has a fused MLP"),
-    ("weights.text.down", _DENSE, "a layer has a dense MLP"),
-    ("weights.text.moe", _MOE, "text.moe is stated"),
-    (
-        "weights.text.moe.correction_bias",
-        _is("text.moe.router", "sigmoid_bias"),
-        "text.moe.router is sigmoid_bias",
-    ),
-    ("weights.text.moe.gate_up", _FUSED_EXPERTS, "text.moe.checkpoint is fused"),
-    ("weights.text.moe.expert", _PER_EXPERT, "text.moe.checkpoint is per_expert"),
-    ("weights.text.moe.gate", _PER_EXPERT, "text.moe.checkpoint is per_expert"),
-    ("weights.text.moe.up", _PER_EXPERT, "text.moe.checkpoint is per_expert"),
-    ("weights.text.moe.shared", _has("text.moe.shared"), "text.moe.shared is stated"),
-    ("weights.vision.class_token", _has("vision.class_token"), "vision.class_token is stated"),
-    ("weights.vision.embed_norm", _has("vision.embed_norm"), "vision.embed_norm is stated"),
-    ("weights.vision.pos_embed", _has("vision.position"), "vision.position is stated"),
-    ("weights.vision.final_norm", _has("vision.final_norm"), "vision.final_norm is stated"),
-    ("weights.vision.scale1", _is("vision.layer_scale", True), "vision.layer_scale is true"),
-    ("weights.vision.scale2", _is("vision.layer_scale", True), "vision.layer_scale is true"),
-    *(
-        (
-            f"weights.vision.{name}",
-            _is("vision.attention.qkv_layout", layout),
-            f"vision.attention.qkv_layout is {layout}",
-        )
-        for name, layout in (
-            ("qkv", "fused_thirds"),
-            ("q", "separate"),
-            ("k", "separate"),
-            ("v", "separate"),
-        )
-    ),
-    *(
-        (
-            f"weights.vision.{name}",
-            _is("vision.attention.qk_norm", "full_width_rms"),
-            "vision.attention.qk_norm is full_width_rms",
-        )
-        for name in ("q_norm", "k_norm")
-    ),
-    *(
-        (f"weights.vision.{name}", _not(_GATED_TOWER), "vision.mlp.kind is plain")
-        for name in ("fc1", "fc2")
-    ),
-    *(
-        (f"weights.vision.{name}", _GATED_TOWER, "vision.mlp.kind is swiglu")
-        for name in ("gate", "up", "down")
-    ),
-    ("weights.vision.merger.fc2", _not(_CONV), "vision.merger.op is window"),
-    *(
-        (f"weights.vision.merger.{name}", _CONV, "vision.merger.op is strided_conv")
-        for name in ("conv", "gate", "up", "down")
-    ),
-    ("weights.vision.deepstack", _has("vision.deepstack"), "vision.deepstack is stated"),
+    (("weights.text.moe.shared",), _has("text.moe.shared")),
+    (("weights.vision.class_token",), _has("vision.class_token")),
+    (("weights.vision.embed_norm",), _has("vision.embed_norm")),
+    (("weights.vision.pos_embed",), _has("vision.position")),
+    (("weights.vision.final_norm",), _has("vision.final_norm")),
+    (("weights.vision.scale1", "weights.vision.scale2"), _SCALED),
+    (("weights.vision.qkv",), _FUSED_TOWER),
+    (("weights.vision.q", "weights.vision.k", "weights.vision.v"), _not(_FUSED_TOWER)),
+    (("weights.vision.q_norm", "weights.vision.k_norm"), _TOWER_QK_NORM),
+    (("weights.vision.fc1", "weights.vision.fc2"), _not(_GATED_TOWER)),
+    (("weights.vision.gate", "weights.vision.up", "weights.vision.down"), _GATED_TOWER),
+    (("weights.vision.merger.fc2",), _not(_CONV)),
+    (tuple(f"weights.vision.merger.{name}" for name in ("conv", "gate", "up", "down")), _CONV),
+    (("weights.vision.deepstack",), _has("vision.deepstack")),
 )
 
 
 def parts_are_paired(view: View) -> Iterator[Violation]:
     """What one value asks for is stated, and nothing is stated that no value asks for."""
-    for name, condition, words in PAIRED:
-        yield from _run(_pair(view, name, condition, words))
+    for names, condition in PAIRED:
+        for name in names:
+            yield from _run(_pair(view, name, condition))
 
 
-def _pair(view: View, name: str, condition: _Condition, words: str) -> Iterator[Violation]:
+def _pair(view: View, name: str, condition: Condition) -> Iterator[Violation]:
     path = _path(name)
-    parent = path[:-1]
-    if not view.present(parent) or view.is_bad(path):
+    if not view.present(path[:-1]) or view.is_bad(path):
         return
-    wanted, stated = condition(view), view.present(path)
-    rule = f"{name} is stated if and only if {words}"
-    if wanted and not stated:
-        yield Violation(path, f"{name} is missing: {words}", rule)
-    elif stated and not wanted:
-        yield Violation(path, f"{name} is stated, but it is not so that {words}", rule, "null")
+    stated = view.present(path)
+    if stated != condition.holds(view):
+        yield Violation(
+            path,
+            f"{name} is {'stated' if stated else 'missing'}, but {condition.now(view)}",
+            f"{name} is stated if and only if {condition.rule}",
+            "null" if stated else "",
+        )
 
 
 def positions_fit_the_rope(view: View) -> Iterator[Violation]:
@@ -675,7 +684,7 @@ def positions_fit_the_rope(view: View) -> Iterator[Violation]:
     if seconds and positions != "mrope_block":
         yield Violation(
             _path("tokens.seconds"),
-            f"tokens.seconds is stated, but positions are {positions}",
+            f"tokens.seconds is stated, but tokens.positions is {positions}",
             "only a video that is one block (mrope_block) has a temporal axis to scale",
             "null",
         )
@@ -704,27 +713,58 @@ def video_prompt_fits_the_positions(view: View) -> Iterator[Violation]:
 def bounds_fit_the_input(view: View) -> Iterator[Violation]:
     """Tiles attend within themselves; a class token needs a unit of its own to stand in."""
     bounds = view[_path("vision.attention.bounds")]
-    if (bounds == "tile") != _TILES(view):
+    if (bounds == "tile") != _TILES.holds(view):
         yield Violation(
             _path("vision.attention.bounds"),
-            f"bounds is {bounds}, but vision.input is {view[_path('vision.input')]}",
-            "bounds is tile if and only if the input is tiles",
-            "tile" if _TILES(view) else "frame, window",
+            f"vision.attention.bounds is {bounds}, but {_TILES.now(view)}",
+            "patches attend within a tile if and only if the input is tiles",
+            "tile" if _TILES.holds(view) else "frame, window",
         )
     if view.present(_path("vision.class_token")) and bounds != "tile":
         yield Violation(
             _path("vision.class_token"),
-            f"a class token with attention within each {bounds}",
+            f"vision.class_token is stated, but vision.attention.bounds is {bounds}",
             "a class token belongs to one tile; frames and windows of any size have none",
             "null, or vision.input tiles with bounds tile",
         )
-    kind = view.optional(_path("vision.position.kind")) if _has("vision.position")(view) else None
-    if (kind == "learned_fixed") != _TILES(view) and kind is not None:
+
+
+def position_table_fits_the_input(view: View) -> Iterator[Violation]:
+    """A table without interpolation is for pictures of one size."""
+    if not view.present(_path("vision.position")):
+        return
+    tiles, kind = _TILES.holds(view), view[_path("vision.position.kind")]
+    if (kind == "learned_fixed") != tiles:
         yield Violation(
             _path("vision.position.kind"),
-            f"position.kind is {kind}, but vision.input is {view[_path('vision.input')]}",
-            "a table without interpolation (learned_fixed) fits tiles, which have one size",
-            "learned_fixed" if _TILES(view) else "learned_bilinear, learned_grid_sample_bicubic",
+            f"vision.position.kind is {kind}, but {_TILES.now(view)}",
+            "a table that is not interpolated (learned_fixed) is for tiles, which have one size",
+            "learned_fixed" if tiles else "learned_bilinear, learned_grid_sample_bicubic",
+        )
+
+
+def tiles_are_whole(view: View) -> Iterator[Violation]:
+    """A tile is cut along merge windows and fits a vision block."""
+    if not _TILES.holds(view) or not view.present(_path("vision.position")):
+        return
+    at = _path("vision.position.num_embeddings")
+    class_token = view.present(_path("vision.class_token"))
+    side, merge = math.isqrt(view[at] - class_token), view[_path("vision.merger.merge_size")]
+    if side % merge:
+        yield Violation(
+            at,
+            f"tiles of {side} x {side} patches are not cut whole by merge_size {merge}",
+            "the side of a tile is a whole number of merge windows",
+            f"a table of such a side, as {(side // merge + 1) * merge}",
+        )
+    slots = side * side + class_token * merge**2
+    block_at = _path("neuron.vision_attention_block_size")
+    if slots > view[block_at]:
+        yield Violation(
+            block_at,
+            f"block size {view[block_at]} is below the {slots} places that a tile takes",
+            "a tile and its class token, which takes a merge window, fit one vision block",
+            f"at least {slots}",
         )
 
 
@@ -738,18 +778,32 @@ def windows_are_whole(view: View) -> Iterator[Violation]:
         near = [n for n in (view[at] // unit * unit, (view[at] // unit + 1) * unit) if n]
         yield Violation(
             at,
-            f"window of {view[at]} pixels is not a multiple of {unit}",
+            f"a window of {view[at]} pixels is not a multiple of {unit}",
             "a window is a whole number of merge windows (patch_size x merge_size)",
             "such as " + " or ".join(map(str, near)),
         )
     blocks_at = _path("vision.attention.window.full_blocks")
-    blocks, depth = view[blocks_at], view[_path("vision.depth")]
-    if list(blocks) != sorted(set(blocks)) or blocks[-1] >= depth:
+    blocks = view[blocks_at]
+    if list(blocks) != sorted(set(blocks)):
         yield Violation(
             blocks_at,
-            f"full_blocks {_listed(blocks)} do not rise within the tower's {depth} blocks",
+            f"full_blocks {_listed(blocks)} are not ascending and distinct",
             "full_blocks are tower blocks, ascending and distinct",
-            f"0 to {depth - 1}",
+            _listed(sorted(set(blocks))),
+        )
+    yield from _full_blocks(view, _path("vision.depth"))
+
+
+def _full_blocks(view: View, depth_at: Key, whose: str = "") -> Iterator[Violation]:
+    if not view.present(_path("vision.attention.window")):
+        return
+    at, depth = _path("vision.attention.window.full_blocks"), _size(view, depth_at)
+    if max(view[at]) >= depth:
+        yield Violation(
+            depth_at if whose else at,
+            f"full_blocks {_listed(view[at])} go beyond the tower's depth {depth}{whose}",
+            "full_blocks are tower blocks",
+            f"at least {max(view[at]) + 1} blocks" if whose else f"0 to {depth - 1}",
         )
 
 
@@ -757,14 +811,7 @@ def experts_fit(view: View) -> Iterator[Violation]:
     """A token has no more experts than there are, and some layer has experts."""
     if not view.present(_path("text.moe")):
         return
-    experts, top_k = view[_path("text.moe.num_experts")], view[_path("text.moe.top_k")]
-    if top_k > experts:
-        yield Violation(
-            _path("text.moe.top_k"),
-            f"top_k {top_k} of {experts} experts",
-            "top_k is at most num_experts",
-            f"1 to {experts}",
-        )
+    yield from _top_k(view, _path("text.moe.num_experts"))
     dense, layers = view[_path("text.moe.first_dense")], view[_path("text.num_layers")]
     if dense >= layers:
         yield Violation(
@@ -775,13 +822,25 @@ def experts_fit(view: View) -> Iterator[Violation]:
         )
 
 
+def _top_k(view: View, experts_at: Key, whose: str = "") -> Iterator[Violation]:
+    at = _path("text.moe.top_k")
+    experts, top_k = _size(view, experts_at), view[at]
+    if top_k > experts:
+        yield Violation(
+            experts_at if whose else at,
+            f"top_k is {top_k}, but num_experts is {experts}{whose}",
+            "top_k is at most num_experts",
+            f"at least {top_k}" if whose else f"1 to {experts}",
+        )
+
+
 def patch_embedding_is_flat(view: View) -> Iterator[Violation]:
     """A two-dimensional convolution sees one frame."""
     at = _path("vision.patch_embed.temporal_patch_size")
     if view[_path("vision.patch_embed.kind")] == "conv2d" and view[at] != 1:
         yield Violation(
             at,
-            f"temporal_patch_size {view[at]} with conv2d",
+            f"temporal_patch_size is {view[at]}, but patch_embed.kind is conv2d",
             "a two-dimensional convolution sees one frame",
             "1, or patch_embed.kind conv3d",
         )
@@ -794,14 +853,14 @@ def merger_is_whole(view: View) -> Iterator[Violation]:
     if isinstance(inner, int) != (op == "strided_conv"):
         yield Violation(
             at,
-            f"merger.inner is {'joined' if inner is None else inner}, merger.op is {op}",
+            f"merger.inner is {'joined' if inner is None else inner}, but merger.op is {op}",
             "inner is the width of the gated MLP of strided_conv, else joined or out",
             "a number" if op == "strided_conv" else "joined, out",
         )
     if view.present(_path("vision.deepstack")) and op != "window":
         yield Violation(
             _path("vision.deepstack"),
-            f"deepstack with a merger of op {op}",
+            f"vision.deepstack is stated, but merger.op is {op}",
             "a deepstack level is merged like a window",
             "null, or merger.op window",
         )
@@ -864,6 +923,34 @@ def checkpoint_deepstack(view: View, index: int) -> Iterator[Violation]:
     )
 
 
+def checkpoint_parts(view: View, index: int) -> Iterator[Violation]:
+    """A checkpoint has sizes of parts that the spec has."""
+    for part, names in _CHECKPOINT_PARTS.items():
+        if view.present(_path(part)):
+            continue
+        for name in names:
+            at: Key = ("checkpoints", index, *_path(name))
+            if view.optional(at) is not None:
+                yield Violation(
+                    at, f"{name} is stated in {_name(view, index)}, but {part} is null",
+                    f"{name} is a size of {part}", "null",
+                )  # fmt: skip
+
+
+def checkpoint_windows(view: View, index: int) -> Iterator[Violation]:
+    """As for the vision section."""
+    depth: Key = ("checkpoints", index, "vision", "depth")
+    if view.optional(depth) is not None:
+        yield from _full_blocks(view, depth, f" in {_name(view, index)}")
+
+
+def checkpoint_experts(view: View, index: int) -> Iterator[Violation]:
+    """As for the text section."""
+    experts: Key = ("checkpoints", index, "text", "num_experts")
+    if view.optional(experts) is not None and view.present(_path("text.moe")):
+        yield from _top_k(view, experts, f" in {_name(view, index)}")
+
+
 def checkpoint_vocabulary(view: View, index: int) -> Iterator[Violation]:
     """Token ids index the table of a checkpoint that has a vocabulary of its own."""
     at: Key = ("checkpoints", index, "text", "vocab_size")
@@ -881,6 +968,12 @@ def checkpoint_vocabulary(view: View, index: int) -> Iterator[Violation]:
                     f"at least {token + 1}",
                 )
 
+
+# Part of a tower -> the checkpoint's sizes of it.
+_CHECKPOINT_PARTS = {
+    "text.moe": ("text.moe_intermediate_size", "text.num_experts"),
+    "vision.deepstack": ("vision.deepstack",),
+}
 
 # Section value -> the checkpoint's value.
 _DEFAULTS = {
@@ -1011,6 +1104,8 @@ SPEC_RULES: tuple[Callable[[View], Iterator[Violation]], ...] = (
     positions_fit_the_rope,
     video_prompt_fits_the_positions,
     bounds_fit_the_input,
+    position_table_fits_the_input,
+    tiles_are_whole,
     windows_are_whole,
     experts_fit,
     patch_embedding_is_flat,
@@ -1024,5 +1119,8 @@ CHECKPOINT_RULES: tuple[Callable[[View, int], Iterator[Violation]], ...] = (
     checkpoint_vision_heads,
     checkpoint_out_width,
     checkpoint_deepstack,
+    checkpoint_parts,
+    checkpoint_windows,
+    checkpoint_experts,
     checkpoint_vocabulary,
 )

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from vlmgen.spec.derive import Derived, derive
 from vlmgen.spec.dump import spec_data
 from vlmgen.spec.model import Spec
-from vlmgen.spec.text import TextSpec
-from vlmgen.spec.vision import VisionSpec
+from vlmgen.spec.text import TextMoe, TextSpec
+from vlmgen.spec.vision import VisionNorm, VisionSpec
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -74,75 +74,142 @@ def _derived_data(derived: Derived) -> dict[str, Any]:
 def _vision_tree(vision: VisionSpec, derived: Derived) -> Tree:
     from rich.tree import Tree
 
-    width, merger = vision.hidden_size, vision.merger
-    embed, grid = vision.patch_embed, derived.position_grid
+    width, embed = vision.hidden_size, vision.patch_embed
     root = Tree(f"vision tower  {derived.vision_parameters / 1e6:.1f} M", highlight=False)
+    root.add(f"input         {vision.input}")
+    frames = f"{embed.temporal_patch_size}x" if embed.kind == "conv3d" else ""
     root.add(
-        f"patch_embed   {embed.kind} {embed.in_channels}x{embed.temporal_patch_size}x"
-        f"{embed.patch_size}x{embed.patch_size} = {derived.patch_dim} -> {width}{_bias(embed.bias)}"
+        f"patch_embed   {embed.kind} {embed.in_channels}x{frames}{embed.patch_size}x"
+        f"{embed.patch_size} = {derived.patch_dim} -> {width}{_bias(embed.bias)}"
     )
-    root.add(f"pos_embed     {vision.position.kind}, table {grid} x {grid} x {width}")
-    root.add(
-        f"rotary        {vision.rope.kind}, theta {vision.rope.theta:g}, "
-        f"{derived.vision_head_dim // 4} frequencies each for row and column"
-    )
+    if vision.embed_norm:
+        root.add(f"embed_norm    {_norm(vision.embed_norm)}")
+    if vision.class_token:
+        root.add(f"class_token   {vision.class_token}, 1 x {width}")
+    if vision.position:
+        grid = derived.position_grid
+        extra = " + 1" if vision.class_token else ""
+        root.add(f"pos_embed     {vision.position.kind}, table {grid} x {grid}{extra} x {width}")
+    if vision.rope:
+        root.add(
+            f"rotary        {vision.rope.kind}, theta {vision.rope.theta:g}, "
+            f"{derived.vision_head_dim // 4} frequencies each for row and column"
+        )
     blocks = root.add(f"blocks        x {vision.depth}")
-    blocks.add(f"norm1         {vision.norm.kind}, eps {vision.norm.eps:g}")
-    attention = vision.attention
-    blocks.add(
-        f"attention     {attention.num_heads} heads of {derived.vision_head_dim}, "
-        f"{attention.qkv_layout}, within one {attention.bounds}{_bias(attention.qkv_bias)}"
-    )
-    blocks.add(f"norm2         {vision.norm.kind}, eps {vision.norm.eps:g}")
+    blocks.add(f"norm1         {_norm(vision.norm)}")
+    blocks.add(f"attention     {_vision_attention(vision, derived)}")
+    if vision.layer_scale:
+        blocks.add(f"scale1        {width}")
+    blocks.add(f"norm2         {_norm(vision.norm)}")
     mlp = vision.mlp
     blocks.add(
         f"mlp           {mlp.kind} {width} -> {mlp.intermediate_size} -> {width}, "
         f"{mlp.activation}{_bias(mlp.bias)}"
     )
-    joined = derived.merged_width
-    root.add(
-        f"merger        {merger.op} {merger.merge_size}x{merger.merge_size}, {merger.norm} norm "
-        f"{merger.norm_position}, {joined} -> {joined} -> {vision.out_hidden_size}, "
-        f"{merger.activation}"
-    )
-    stack = root.add(f"deepstack     {derived.levels} levels, {vision.deepstack.inject}")
-    level_norm = vision.deepstack.merger
-    for level, block in enumerate(vision.deepstack.indices):
-        stack.add(
-            f"level {level}       block {block} -> merger ({level_norm.norm} norm "
-            f"{level_norm.norm_position}) -> decoder layer {level}"
-        )
+    if vision.layer_scale:
+        blocks.add(f"scale2        {width}")
+    if vision.final_norm:
+        root.add(f"final_norm    {_norm(vision.final_norm)}")
+    root.add(f"merger        {_merger(vision, derived)}")
+    if vision.deepstack:
+        stack = root.add(f"deepstack     {derived.levels} levels, {vision.deepstack.inject}")
+        norm = vision.deepstack.merger
+        for level, block in enumerate(vision.deepstack.indices):
+            stack.add(
+                f"level {level}       block {block} -> merger ({norm.norm} norm "
+                f"{norm.norm_position}) -> decoder layer {level}"
+            )
     return root
+
+
+def _vision_attention(vision: VisionSpec, derived: Derived) -> str:
+    attention = vision.attention
+    parts = [f"{attention.num_heads} heads of {derived.vision_head_dim}", attention.qkv_layout]
+    if attention.window:
+        size, blocks = attention.window.size, ", ".join(map(str, attention.window.full_blocks))
+        parts.append(f"within windows of {size} x {size} pixels, in blocks {blocks} one frame")
+    else:
+        parts.append(f"within one {attention.bounds}")
+    if attention.qk_norm != "none":
+        parts.append(f"q/k norm {attention.qk_norm}")
+    if attention.qkv_bias != attention.output_bias:
+        parts.append(f"bias on {'q, k and v' if attention.qkv_bias else 'the output'} only")
+    return ", ".join(parts) + _bias(attention.qkv_bias and attention.output_bias)
+
+
+def _merger(vision: VisionSpec, derived: Derived) -> str:
+    merger, out = vision.merger, vision.out_hidden_size
+    head = f"{merger.op} {merger.merge_size}x{merger.merge_size}, {merger.norm} norm "
+    if merger.op == "strided_conv":
+        widths = f"{vision.hidden_size} -> {out} -> {out}, swiglu {out} -> {vision.merger_width}"
+        return f"{head}{merger.norm_position}, {widths} -> {out}, {merger.activation}"
+    widths = f"{derived.merged_width} -> {vision.merger_width} -> {out}"
+    return f"{head}{merger.norm_position}, {widths}, {merger.activation}"
 
 
 def _text_tree(text: TextSpec, vision: VisionSpec, derived: Derived) -> Tree:
     from rich.tree import Tree
 
     hidden, attention, rope = text.hidden_size, text.attention, text.rope
+    norm = f"{text.norm.kind}, eps {text.norm.eps:g}"
     root = Tree(f"text tower    {derived.text_parameters / 1e9:.3f} B", highlight=False)
     root.add(f"embed_tokens  {text.vocab_size} x {hidden}")
-    sections = " ".join(f"{a}:{n}" for a, n in zip("thw", rope.sections, strict=True))
+    axes = ""
+    if rope.sections:
+        sections = " ".join(f"{a}:{n}" for a, n in zip("thw", rope.sections, strict=True))
+        axes = f" {rope.order} {sections}"
     root.add(
-        f"rotary        {rope.kind} {rope.order} {sections}, {rope.pairing} pairs, "
+        f"rotary        {rope.kind}{axes}, {rope.pairing} pairs, "
         f"{derived.rotary_dim} of {attention.head_dim}, theta {rope.theta:g}"
     )
+    sandwich = text.norm.topology == "sandwich"
     layers = root.add(f"layers        x {text.num_layers}, {text.norm.topology}-norm")
-    layers.add(f"input_layernorm            {text.norm.kind}, eps {text.norm.eps:g}")
+    layers.add(f"input_layernorm            {norm}")
     layers.add(
         f"attention                  {attention.kind} {attention.num_heads} / "
         f"{attention.num_kv_heads} heads of {attention.head_dim}, q/k norm {attention.qk_norm}"
         f"{_bias(attention.qkv_bias)}"
     )
-    layers.add(f"post_attention_layernorm   {text.norm.kind}, eps {text.norm.eps:g}")
-    layers.add(
-        f"mlp                        {text.mlp.kind} {hidden} -> {text.mlp.intermediate_size} -> "
-        f"{hidden}, {text.mlp.activation}{_bias(text.mlp.bias)}"
+    if sandwich:
+        layers.add(f"post_self_attn_layernorm   {norm}")
+    layers.add(f"post_attention_layernorm   {norm}")
+    mlp = (
+        f"{text.mlp.kind} {hidden} -> {text.mlp.intermediate_size} -> {hidden}, "
+        f"{text.mlp.activation}{_bias(text.mlp.bias)}"
     )
-    layers.add(f"+ deepstack                after layers 0 to {vision.num_levels - 1}")
-    root.add(f"norm          {text.norm.kind}, eps {text.norm.eps:g}")
+    if text.mlp.layout != "separate":
+        mlp += f", {text.mlp.layout}"
+    if text.moe is None:
+        layers.add(f"mlp                        {mlp}")
+    else:
+        if text.moe.first_dense:
+            where = f"in the first {text.moe.first_dense}"
+            layers.add(f"mlp                        {mlp}, {where}")
+        layers.add(f"experts                    {_experts(text.moe, text)}")
+    if sandwich:
+        layers.add(f"post_mlp_layernorm         {norm}")
+    if vision.num_levels:
+        layers.add(f"+ deepstack                after layers 0 to {vision.num_levels - 1}")
+    root.add(f"norm          {norm}")
     head = "tied to embed_tokens" if text.tie_word_embeddings else f"{text.vocab_size} x {hidden}"
     root.add(f"lm_head       {head}")
     return root
+
+
+def _experts(moe: TextMoe, text: TextSpec) -> str:
+    hidden = text.hidden_size
+    parts = [
+        f"{moe.top_k} of {moe.num_experts}, {text.mlp.kind} {hidden} -> {moe.intermediate_size} -> "
+        f"{hidden}",
+        f"router {moe.router}{', renormalized' if moe.renormalize else ''}",
+    ]
+    if moe.routed_scale != 1:
+        parts.append(f"scale {moe.routed_scale:g}")
+    if moe.shared:
+        parts.append(f"{moe.shared.count} shared")
+    if moe.first_dense:
+        parts.append(f"in layers from {moe.first_dense} on")
+    return ", ".join([*parts, f"stored {moe.checkpoint}"])
 
 
 def _print_prompt(spec: Spec, console: Console) -> None:
@@ -151,12 +218,17 @@ def _print_prompt(spec: Spec, console: Console) -> None:
 
     tokens = spec.tokens
     table = Table("token", "text", "id", "config.json", title="Placeholders", title_justify="left")
-    for name in ("image", "video", "vision_start", "vision_end"):
+    for name in ("image", "video", "vision_start", "vision_end", "video_start", "video_end"):
         token = getattr(tokens, name)
-        table.add_row(name, Text(token.token), str(token.id), token.config_key)
+        if token is not None:
+            table.add_row(name, Text(token.token), str(token.id), token.config_key)
     console.print(table)
+    seconds = ""
+    if tokens.seconds:
+        seconds = f", {tokens.seconds.tokens_per_second} a second ({tokens.seconds.input})"
     console.print(
-        f"positions {tokens.positions}, video prompt {tokens.video_prompt}\n", highlight=False
+        f"positions {tokens.positions}{seconds}, video prompt {tokens.video_prompt}\n",
+        highlight=False,
     )
 
 
@@ -177,31 +249,30 @@ def _print_neuron(spec: Spec, derived: Derived, console: Console) -> None:
 def _print_checkpoints(spec: Spec, console: Console) -> None:
     from rich.table import Table
 
-    table = Table(
-        "name",
-        "B",
-        "text H / L / heads / kv / ffn",
-        "tied",
-        "vision D / L / heads / ffn",
-        "deepstack",
-        "text TP",
-        title="Checkpoints",
-        title_justify="left",
-    )
+    columns = ["name", "B", "text H / L / heads / kv / ffn"]
+    columns += ["experts"] if spec.text.moe else []
+    columns += ["tied", "vision D / L / heads / ffn"]
+    columns += ["deepstack"] if spec.vision.deepstack else []
+    table = Table(*columns, "text TP", title="Checkpoints", title_justify="left")
     for entry in spec.checkpoints:
-        derived = derive(spec, entry.name)
-        text, vision = entry.text, entry.vision
-        table.add_row(
+        derived, sizes = derive(spec, entry.name), spec.checkpoint(entry.name)
+        text, vision = sizes.text, sizes.vision
+        row = [
             "\n".join((entry.name, *entry.also)),
             f"{derived.parameters / 1e9:.2f}",
-            f"{text.hidden_size} / {text.num_layers} / {text.num_heads} / {text.num_kv_heads} / "
-            f"{text.intermediate_size}",
+            f"{text.hidden_size} / {text.num_layers} / {text.attention.num_heads} / "
+            f"{text.attention.num_kv_heads} / {text.mlp.intermediate_size}",
+        ]
+        if text.moe:
+            row.append(f"{text.moe.num_experts} of {text.moe.intermediate_size}")
+        row += [
             "yes" if text.tie_word_embeddings else "no",
-            f"{vision.hidden_size} / {vision.depth} / {vision.num_heads} / "
-            f"{vision.intermediate_size}",
-            ",".join(map(str, vision.deepstack)),
-            " ".join(map(str, derived.text_tp)),
-        )
+            f"{vision.hidden_size} / {vision.depth} / {vision.attention.num_heads} / "
+            f"{vision.mlp.intermediate_size}",
+        ]
+        if vision.deepstack:
+            row.append(",".join(map(str, vision.deepstack.indices)))
+        table.add_row(*row, " ".join(map(str, derived.text_tp)))
     console.print(table)
     console.print()
 
@@ -219,10 +290,15 @@ def _print_weights(spec: Spec, console: Console) -> None:
     console.print(table)
     for layout in spec.weights.layouts:
         console.print(
-            f"layout {layout.name}: text {layout.text}  vision {layout.vision}  head {layout.head}",
+            f"layout {layout.name}: text {layout.text}  vision {layout.vision}  "
+            f"{f'merger {layout.projector}  ' if layout.projector else ''}head {layout.head}",
             highlight=False,
         )
 
 
 def _bias(bias: bool) -> str:
     return ", bias" if bias else ""
+
+
+def _norm(norm: VisionNorm) -> str:
+    return f"{norm.kind}, eps {norm.eps:g}"
