@@ -11,6 +11,7 @@ from vlmgen.errors import Problem, SpecError
 from vlmgen.spec import rules
 from vlmgen.spec.extends import resolve_extends
 from vlmgen.spec.load import load_spec_text
+from vlmgen.spec.rules.conditions import PAIRED
 from vlmgen.spec.source import parse_document
 
 from .conftest import ROOT
@@ -374,7 +375,7 @@ def overlay(path: str, value) -> str:
 
 
 def test_every_pair_is_in_the_table():
-    assert [name for names, _ in rules.PAIRED for name in names] == [pair[0] for pair in PAIRS]
+    assert [name for names, _ in PAIRED for name in names] == [pair[0] for pair in PAIRS]
 
 
 @pytest.mark.parametrize(("path", "with_it", "without"), PAIRS)
