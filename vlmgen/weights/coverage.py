@@ -20,6 +20,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -29,7 +30,6 @@ import torch.distributed as dist
 
 from vlmgen import standin
 from vlmgen.check.finding import Finding
-from vlmgen.check.legality import text_sizes, vision_sizes
 from vlmgen.check.parallel import legal_text_tp, legal_vision_tp
 from vlmgen.check.source import PackageSource
 from vlmgen.weights.published import (
@@ -39,6 +39,7 @@ from vlmgen.weights.published import (
     families,
     published_family,
 )
+from vlmgen.weights.sizes import sizes_of
 
 if TYPE_CHECKING:
     from vlmgen.spec.model import ResolvedCheckpoint, Spec
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 # Tower of the mapping -> attribute of the model that holds it.
 TOWERS = {"text": "language_model", "head": "lm_head", "vision": "visual"}
 MAPPING_FILE = "weight_mapping.py"
+# Verbs of rows that share one key: each reads its part of it, together they read all.
+SHARING_VERBS = {"split_gate_up"}
 
 
 def check_coverage(
@@ -372,23 +375,15 @@ class _Proof:
                         "see the error; the proof goes no further here")  # fmt: skip
 
     def _sizes(self) -> None:
-        for section, sizes in (("text_config", text_sizes(self.resolved)),
-                               ("vision_config", vision_sizes(self.resolved))):  # fmt: skip
-            published = self.checkpoint.config[section]
-            for name, value in sizes.items():
-                wanted = published.get(name, value)
-                wanted = tuple(wanted) if isinstance(wanted, list) else wanted
-                if wanted != value:
-                    self.report.add(
-                        "VG309", f"{section}.{name}",
-                        f"{self.checkpoint.name}: the spec gives {section}.{name} {value}, "
-                        f"published is {wanted}",
-                        "correct the spec's checkpoints"
-                    )  # fmt: skip
-        tied = self.resolved.text.tie_word_embeddings
-        if tied != self.checkpoint.config["tie_word_embeddings"]:
-            self.report.add("VG309", "tie", f"{self.checkpoint.name}: the spec says tied {tied}",
-                            "correct the spec's checkpoints")  # fmt: skip
+        """What the spec says about this checkpoint, against its published config."""
+        for field_name, stated, wanted in sizes_of(self.spec, self.resolved, self.checkpoint):
+            if stated != wanted:
+                self.report.add(
+                    "VG309", field_name,
+                    f"{self.checkpoint.name}: the spec gives {field_name} {stated}, "
+                    f"published is {wanted}",
+                    "correct the spec's checkpoints"
+                )  # fmt: skip
 
     def _build(self, vision_tp: int) -> tuple[Any, torch.nn.Module]:
         from vllm_neuron.model.neuron_config import NeuronConfig, VisionNeuronConfig
@@ -424,7 +419,8 @@ class _Proof:
     ) -> bool:
         """Parameters and keys against the mapping; True if all is as it should be."""
         name = self.checkpoint.name
-        tensors = self._tensors(self.published.published_layout)
+        prefixes = self.published.layouts[self.published.published_layout]
+        tensors = self.checkpoint.tensors(prefixes)
         ignored = self.package.module("weight_mapping").IGNORED
         users: dict[str, list[str]] = {}
         clean = True
@@ -450,23 +446,35 @@ class _Proof:
                             "VG304", parameter, f"{name}: {parameter} asks for {key}, which is not "
                             "published", "correct the key"
                         )  # fmt: skip
-        for key in sorted(set(tensors) - set(users)):
-            if not any(re.fullmatch(pattern, key) for pattern in ignored):
+        unused = self.checkpoint.ignored_tensors(prefixes)
+        unused |= {key: shape for key, shape in tensors.items() if key not in users}
+        for key in sorted(unused):
+            if not any(fnmatchcase(key, pattern) for pattern in ignored):
                 clean = False
                 self.report.add(
-                    "VG303", key, f"{name}: no parameter uses {key} {list(tensors[key])}",
+                    "VG303", key, f"{name}: no parameter uses {key} {list(unused[key])}",
                     f"map it, or list it in IGNORED of {MAPPING_FILE} with a reason"
                 )  # fmt: skip
-        tied = self.checkpoint.config["tie_word_embeddings"]
+        sharing = self._sharing()
         for key, by in users.items():
             both = {user.split()[0] for user in by} == {"text", "head"}
-            if len(by) > 1 and not (tied and both and len(by) == 2):
+            head = self.checkpoint.tied and both and len(by) == 2
+            parts = all(_pattern(user.split()[1]) in sharing for user in by)
+            if len(by) > 1 and not head and not parts:
                 clean = False
                 self.report.add(
                     "VG302", by[-1].split()[1], f"{name}: {key} fills {' and '.join(by)}",
                     "give each parameter its own key"
                 )  # fmt: skip
         return clean
+
+    def _sharing(self) -> set[str]:
+        """Parameters, as patterns, whose row says that it takes a part of its key."""
+        tables = vars(self.package.module("weight_mapping")).values()
+        rows = (row for table in tables if isinstance(table, tuple) for row in table)
+        return {
+            _pattern(row.parameter) for row in rows if getattr(row, "verb", "") in SHARING_VERBS
+        }
 
     def _layouts(self, config: Any, layouts: Mapping[str, Any]) -> bool:
         """Every published layout is found by its names and gives the same mapping."""
@@ -508,24 +516,31 @@ class _Proof:
         tensors = self._tensors(self.published.published_layout)
         for tower, mapping in mappings.items():
             tp = sizes[1] if tower == "vision" else sizes[0]
+            where = f"{self.checkpoint.name}, {tower} TP {tp}"
             some = sorted({0, tp // 2, tp - 1})
+            seen: set[str] = set()
+            read: dict[str, list[set[tuple[int, int]]]] = {}
+            readers: dict[str, str] = {}
             for name, parameter in getattr(model, TOWERS[tower]).named_parameters():
                 keys = mapping.get(name, ())
                 if not keys or any(key not in tensors for key in keys):
                     continue
                 # All ranks on the first layer of each kind, which stands for the others.
-                numbers = re.findall(r"(?<=\.)\d+(?=\.)", name)
-                every = all(number == "0" for number in numbers)
-                read: dict[str, list[set[tuple[int, int]]]] = {
-                    key: [set() for _ in tensors[key]] for key in keys
-                }
+                every = _pattern(name) not in seen
+                seen.add(_pattern(name))
+                if every:
+                    for key in keys:
+                        read.setdefault(key, [set() for _ in tensors[key]])
+                        readers[key] = name
                 fine = True
                 for rank in range(tp) if every else some:
                     slices = [_Slice(tensors[key], read[key] if every else None) for key in keys]
-                    where = f"{self.checkpoint.name}, {tower} TP {tp}, rank {rank}: {name}"
-                    fine &= self._one(parameter, name, keys, slices, rank, where)
-                if every and fine:
-                    self._unread(name, tensors, read, f"{self.checkpoint.name}, {tower} TP {tp}")
+                    place = f"{where}, rank {rank}: {name}"
+                    fine &= self._one(parameter, name, keys, slices, rank, place)
+                if not fine:
+                    readers = {key: name for key, name in readers.items() if key not in keys}
+            for key, name in readers.items():
+                self._unread(name, key, tensors[key], read[key], where)
 
     def _one(
         self,
@@ -556,23 +571,25 @@ class _Proof:
     def _unread(
         self,
         name: str,
-        tensors: Mapping[str, Shape],
-        read: Mapping[str, list[set[tuple[int, int]]]],
+        key: str,
+        shape: Shape,
+        read: Sequence[set[tuple[int, int]]],
         where: str,
     ) -> None:
-        for key, dims in read.items():
-            for dim, (intervals, size) in enumerate(zip(dims, tensors[key], strict=True)):
-                gap = _first_gap(intervals, size)
-                if gap is not None:
-                    self.report.add(
-                        "VG306", name, f"{where}: no rank reads {gap[0]} to {gap[1] - 1} of dim "
-                        f"{dim} of {key} {list(tensors[key])}",
-                        "correct where a rank's shard begins"
-                    )  # fmt: skip
+        for dim, (intervals, size) in enumerate(zip(read, shape, strict=True)):
+            gap = _first_gap(intervals, size)
+            if gap is not None:
+                self.report.add(
+                    "VG306", name, f"{where}: no rank reads {gap[0]} to {gap[1] - 1} of dim "
+                    f"{dim} of {key} {list(shape)}",
+                    "correct where a rank's shard begins"
+                )  # fmt: skip
 
     def _load(self, text_tp: int, vision_tp: int, layout: str) -> None:
         """`load_weights` as the runner calls it, on the last rank."""
-        fake = type("PublishedCheckpoint", (_Checkpoint,), {"tensors": self._tensors(layout)})
+        tensors = self._tensors(layout)
+        tensors |= self.checkpoint.ignored_tensors(self.published.layouts[layout])
+        fake = type("PublishedCheckpoint", (_Checkpoint,), {"tensors": tensors})
         ranks = (text_tp - 1, text_tp), (vision_tp - 1, vision_tp)
         where = f"does not load at TP {text_tp}, vision TP {vision_tp} from the layout {layout}"
         with _groups(self.package, *ranks), self.package.replaced(SafetensorsCheckpoint=fake):
