@@ -168,7 +168,7 @@ def vision_sizes(checkpoint: ResolvedCheckpoint) -> dict[str, Any]:
         "temporal_patch_size": vision.patch_embed.temporal_patch_size,
         "in_channels": vision.patch_embed.in_channels,
         "out_hidden_size": vision.out_hidden_size,
-        "num_position_embeddings": vision.position.num_embeddings,
+        "merger_intermediate_size": vision.merger_width,
         "deepstack_visual_indexes": tuple(vision.deepstack.indices) if vision.deepstack else (),
     }
 

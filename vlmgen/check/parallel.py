@@ -329,6 +329,8 @@ def _vision_tp_problems(vision: VisionSpec, tp: int) -> list[str]:
         "vision intermediate size": vision.mlp.intermediate_size,
         "merger width": vision.merger_width,
     }
+    if vision.merger.op == "strided_conv":  # its first projection is cut as well
+        widths["vision output width"] = vision.out_hidden_size
     return [
         f"{name}: {size} / {tp} leaves {size % tp}" for name, size in widths.items() if size % tp
     ]

@@ -21,26 +21,33 @@ BLOCKS: dict[str, str] = {
     "text_norm": "text/norm_{text.norm.kind}",
     "text_rope": "text/rope",
     # vision tower
-    "vision_attention": "vision/attention_{vision.attention.qkv_layout}",
+    "vision_attention": "vision/attention",
     "vision_merger": "vision/merger_{vision.merger.op}",
     "vision_mlp": "vision/mlp_{vision.mlp.kind}",
-    "vision_norm": "vision/norm_{vision.norm.kind}",
-    "vision_patch_embed": "vision/patch_embed_{vision.patch_embed.kind}",
+    "vision_patch_embed": "vision/patch_embed",
     "vision_position": "vision/position_{vision.position.kind}",
+    "vision_position_taps": "vision/taps_{vision.position.kind}",
 }
 
 
-# A template loops over these; equal choices are included once.
+# A template loops over these; equal choices are included once, and what the spec has not is left out.
 BLOCK_LISTS: dict[str, tuple[str, ...]] = {
     "vision_activations": (
         "vision/activation_{vision.mlp.activation}",
         "vision/activation_{vision.merger.activation}",
         "vision/activation_{vision.deepstack.merger.activation}",
     ),
+    "vision_norms": (
+        "vision/norm_{vision.norm.kind}",
+        "vision/norm_{vision.embed_norm.kind}",
+        "vision/norm_{vision.final_norm.kind}",
+        "vision/norm_{vision.merger.norm}",
+        "vision/norm_{vision.deepstack.merger.norm}",
+    ),
 }
 
 
-def chosen_blocks(spec: Any) -> dict[str, str | list[str]]:
+def chosen_blocks(spec: Any) -> dict[str, str | list[str] | None]:
     """Template name of every block for one spec, by the name that templates use.
 
     Args:
@@ -48,10 +55,15 @@ def chosen_blocks(spec: Any) -> dict[str, str | list[str]]:
     """
     fields = {"text": spec.text, "vision": spec.vision, "tokens": spec.tokens}
 
-    def template(pattern: str) -> str:
-        return f"blocks/{pattern.format_map(fields)}.py.j2"
+    def template(pattern: str) -> str | None:
+        try:
+            return f"blocks/{pattern.format_map(fields)}.py.j2"
+        except AttributeError as error:
+            if error.obj is not None:
+                raise
+            return None  # a part of a part that this spec has not
 
-    chosen: dict[str, str | list[str]] = {n: template(p) for n, p in BLOCKS.items()}
+    chosen: dict[str, str | list[str] | None] = {n: template(p) for n, p in BLOCKS.items()}
     for name, patterns in BLOCK_LISTS.items():
-        chosen[name] = list(dict.fromkeys(template(pattern) for pattern in patterns))
+        chosen[name] = list(filter(None, dict.fromkeys(template(p) for p in patterns)))
     return chosen

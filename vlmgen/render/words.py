@@ -5,15 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from vlmgen.render.escaping import Rendered, identifier
+from vlmgen.render.vision_words import HIDDEN_ACT, vision_words
 from vlmgen.tiny.family import load_family
 
 if TYPE_CHECKING:
     from vlmgen.spec import Spec
 
-# Activation in the spec -> `hidden_act` of a config.json.
-HIDDEN_ACT = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
 # Activation in the spec -> what a docstring calls it.
-ACTIVATION_NAME = {"silu": "SiLU", "gelu": "exact GELU", "gelu_tanh": "tanh GELU"}
+ACTIVATION_NAME = {
+    "silu": "SiLU",
+    "gelu": "exact GELU",
+    "gelu_tanh": "tanh GELU",
+    "quick_gelu": "quick GELU",
+}
 
 
 def words(spec: Spec) -> dict[str, Any]:
@@ -41,6 +45,7 @@ def words(spec: Spec) -> dict[str, Any]:
         "vision_mlp_activation": identifier(vision.mlp.activation),
         "vision_mlp_activation_name": Rendered(ACTIVATION_NAME[vision.mlp.activation]),
         "merger_activation": identifier(vision.merger.activation),
+        **vision_words(vision),
         "quantization_values": quantization,
         # Elements of a head that belong to one rotated pair are not half a head apart.
         "rope_reordered": spec.text.rope.pairing == "adjacent" or spec.text.rope.partial < 1,
