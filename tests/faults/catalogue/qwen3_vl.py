@@ -108,10 +108,8 @@ FAULTS = (
     Fault(
         "bounds per video instead of per frame",
         PREPROCESSING,
-        'inputs["bound_min"][block, offset:end] = offset\n'
-        '        inputs["bound_max"][block, offset:end] = end',
-        'inputs["bound_min"][block, offset:end] = 0\n'
-        '        inputs["bound_max"][block, offset:end] = end',
+        'inputs["bound_min"][block, start:end] = start',
+        'inputs["bound_min"][block, start:end] = 0',
         "test_preprocessing.py::test_bounds_are_per_frame",
     ),
     Fault(
@@ -138,8 +136,8 @@ FAULTS = (
     Fault(
         "patches in raster order",
         PREPROCESSING,
-        "order = grid.transpose(1, 2).flatten()",
-        "order = grid.flatten()",
+        "return grid.transpose(1, 2).flatten()",
+        "return grid.flatten()",
         "test_preprocessing.py::test_rotary_tables_equal_hugging_face",
     ),
     Fault(
