@@ -30,7 +30,7 @@ BLOCKS: dict[str, str] = {
 }
 
 
-# A template loops over these; equal choices are included once, and what the spec has not is left out.
+# A template loops over these; equal choices are included once, what a spec has not is left out.
 BLOCK_LISTS: dict[str, tuple[str, ...]] = {
     "vision_activations": (
         "vision/activation_{vision.mlp.activation}",

@@ -9,7 +9,7 @@ from transformers.vision_utils import (
 from vllm_neuron_qwen3_vl.config import Qwen3VLConfig
 from vllm_neuron_qwen3_vl.utils.block_packing import plan_vision_batch
 from vllm_neuron_qwen3_vl.utils.preprocessing import (
-    bilinear_corners,
+    position_taps,
     build_tower_inputs,
     rotary_tables,
 )
@@ -71,14 +71,14 @@ def test_interpolation_equals_hugging_face(height, width):
         align_corners=True,
         spatial_merge_size=VISION.spatial_merge_size,
     )
-    ours_index, ours_weight = bilinear_corners(height, width, side, VISION.spatial_merge_size)
+    ours_index, ours_weight = position_taps(height, width, side, VISION.spatial_merge_size)
     assert torch.equal(ours_index.long(), index.t())
     torch.testing.assert_close(ours_weight, weight.t(), rtol=0, atol=1e-6)
     assert ours_weight.dtype == torch.float32
 
 
 def test_corners_are_row_major():
-    index, _ = bilinear_corners(4, 2, 8, 2)
+    index, _ = position_taps(4, 2, 8, 2)
     # patch 2 is row 1, column 0: table row 7 / 3 = 2.33, table column 0
     assert index[:, 2].tolist() == [2 * 8, 2 * 8 + 1, 3 * 8, 3 * 8 + 1]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from vllm_neuron.vllm.worker.encoder_cache_blocks import EncoderCacheBlocks
 from vllm_neuron_qwen3_vl.utils.block_packing import VisionInputError
-from vllm_neuron_qwen3_vl.utils.preprocessing import bilinear_corners, rotary_tables
+from vllm_neuron_qwen3_vl.utils.preprocessing import position_taps, rotary_tables
 
 from .support import BLOCK_SIZE, relative_error
 
@@ -69,7 +69,7 @@ def test_position_embedding(model, tower, hf_tower, h, w):
         .transpose(1, 2)
         .reshape(h * w, -1)
     )
-    index, weight = bilinear_corners(h, w, side, 2)
+    index, weight = position_taps(h, w, side, 2)
     ours = tower.pos_embed(index[:, None], weight[:, None])[0]
     assert relative_error(ours, windows) <= LIMIT
 

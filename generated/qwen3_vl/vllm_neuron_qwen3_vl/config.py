@@ -403,19 +403,31 @@ def _parse_text(
     )
 
 
+# Fields that change the structure of the tower: what this package implements, and the axis.
+VISION_STRUCTURE = (
+    ("hidden_act", "gelu_pytorch_tanh", "vision.mlp.activation"),
+    ("fullatt_block_indexes", [], "vision.attention.window"),
+    ("window_size", None, "vision.attention.window"),
+)
+
+
 def _parse_vision(
     raw: Mapping[str, Any], vision: Mapping[str, Any], problems: list[str]
 ) -> Qwen3VLVisionConfig:
     where = "vision_config"
-    _fixed(vision, where, "hidden_act", "gelu_pytorch_tanh", "vision.mlp.activation", problems)
+    for name, legal, axis in VISION_STRUCTURE:
+        if vision.get(name) is not None:
+            _fixed(vision, where, name, legal, axis, problems)
     rope = vision.get("rope_parameters") or {}
+    hidden_size = _size(vision, where, "hidden_size", problems)
+    patch_size = _size(vision, where, "patch_size", problems)
     return Qwen3VLVisionConfig(
         depth=_size(vision, where, "depth", problems),
-        hidden_size=_size(vision, where, "hidden_size", problems),
+        hidden_size=hidden_size,
         intermediate_size=_size(vision, where, "intermediate_size", problems),
         num_heads=_size(vision, where, "num_heads", problems),
         in_channels=vision.get("in_channels", vision.get("in_chans", 3)),
-        patch_size=_size(vision, where, "patch_size", problems),
+        patch_size=patch_size,
         temporal_patch_size=_size(vision, where, "temporal_patch_size", problems),
         spatial_merge_size=_size(vision, where, "spatial_merge_size", problems),
         out_hidden_size=_size(vision, where, "out_hidden_size", problems),

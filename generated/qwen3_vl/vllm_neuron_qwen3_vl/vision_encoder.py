@@ -1,5 +1,5 @@
-"""Vision tower of Qwen3-VL: patches in fixed-size attention blocks, merged rows into the encoder
-cache.
+"""Vision tower of Qwen3-VL: patches in fixed-size attention blocks, merged rows into the
+encoder cache.
 
 Shapes: n vision blocks of this call (of this rank under vision data parallelism), S patches per
 block (vision_attention_block_size), P values per patch, H tower width, N heads of this rank, D
@@ -7,7 +7,8 @@ head width, m patches per merged row, R = S / m merged rows per block, W width o
 rows per cache block.
 
 Several images may share a block: `bound_min` and `bound_max` keep every patch within its own
-frame. Rows leave the tower by (cache block, offset) pairs, so an item's rows lie in cache blocks
+frame.
+Rows leave the tower by (cache block, offset) pairs, so an item's rows lie in cache blocks
 of its own wherever it was packed. There is no sequence parallelism here; tensor parallelism has
 its own process group, data parallelism splits blocks.
 """
@@ -69,9 +70,9 @@ def row_parallel_linear(
     return group.all_reduce(x @ weight) + bias
 
 
-def vision_norm(width: int, config: Qwen3VLVisionConfig) -> nn.LayerNorm:
+def layer_norm(width: int, eps: float, dtype: torch.dtype) -> nn.LayerNorm:
     """Layer norm over `width` with weight and bias."""
-    norm = nn.LayerNorm(width, eps=config.layer_norm_eps, dtype=config.dtype)
+    norm = nn.LayerNorm(width, eps=eps, dtype=dtype)
     norm.requires_grad_(False)
     set_weight_loader(param=norm.weight, loader=whole_loader((width,)))
     set_weight_loader(param=norm.bias, loader=whole_loader((width,)))
@@ -99,7 +100,7 @@ class Qwen3VLVisionPatchEmbed(nn.Module):
 
 
 class Qwen3VLVisionPositionEmbedding(nn.Module):
-    """Learned square table of positions, interpolated to each item's grid by four weighted rows."""
+    """Learned square table of positions, four rows weighted for each patch."""
 
     def __init__(self, config: Qwen3VLVisionConfig) -> None:
         super().__init__()
@@ -107,15 +108,15 @@ class Qwen3VLVisionPositionEmbedding(nn.Module):
         self.pos_embed_weight = _parameter(*shape, dtype=config.dtype, loader=whole_loader(shape))
 
     def forward(self, index: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Corner rows `[4, n, S]` and float32 weights `[4, n, S]` -> `[n, S, H]` in the table's
+        """Table rows `[4, n, S]` and float32 weights `[4, n, S]` -> `[n, S, H]` in the table's
         dtype.
         """
-        corners = nn.functional.embedding(index, self.pos_embed_weight)  # [4, n, S, H]
-        return (corners * weight[..., None]).sum(0).to(self.pos_embed_weight.dtype)
+        rows = nn.functional.embedding(index, self.pos_embed_weight)  # [4, n, S, H]
+        return (rows * weight[..., None]).sum(0).to(self.pos_embed_weight.dtype)
 
 
 class Qwen3VLVisionAttention(nn.Module):
-    """Bidirectional attention within bounds, from a fused matrix [Q of all heads | K | V]."""
+    """Bidirectional attention within bounds, from one matrix [Q of all heads | K | V]."""
 
     def __init__(self, config: Qwen3VLVisionConfig) -> None:
         super().__init__()
@@ -210,14 +211,14 @@ class Qwen3VLVisionMLP(nn.Module):
             dtype=config.dtype,
             loader=column_parallel_loader((wide, hidden_size), tp_size),
         )
-        self.fc1_bias = _parameter(
-            width, dtype=config.dtype, loader=column_parallel_bias_loader(wide, tp_size)
-        )
         self.fc2_weight = _parameter(
             width,
             hidden_size,
             dtype=config.dtype,
             loader=row_parallel_loader((hidden_size, wide), tp_size),
+        )
+        self.fc1_bias = _parameter(
+            width, dtype=config.dtype, loader=column_parallel_bias_loader(wide, tp_size)
         )
         self.fc2_bias = _parameter(
             hidden_size, dtype=config.dtype, loader=whole_loader((hidden_size,))
@@ -234,8 +235,8 @@ class Qwen3VLVisionBlock(nn.Module):
 
     def __init__(self, config: Qwen3VLVisionConfig) -> None:
         super().__init__()
-        self.norm1 = vision_norm(config.hidden_size, config)
-        self.norm2 = vision_norm(config.hidden_size, config)
+        self.norm1 = layer_norm(config.hidden_size, config.layer_norm_eps, config.dtype)
+        self.norm2 = layer_norm(config.hidden_size, config.layer_norm_eps, config.dtype)
         self.attn = Qwen3VLVisionAttention(config)
         self.mlp = Qwen3VLVisionMLP(config)
 
@@ -263,26 +264,24 @@ class Qwen3VLVisionPatchMerger(nn.Module):
         super().__init__()
         self.tp_group = get_neuron_vision_tp_group()
         tp_size = self.tp_group.world_size
-        self.norm_after_merge = norm_after_merge
         self.merge_area = config.merge_area
-        joined = config.hidden_size * config.merge_area
+        joined, out = config.hidden_size * config.merge_area, config.out_hidden_size
         width, dtype = joined // tp_size, config.dtype
-        self.norm = vision_norm(joined if norm_after_merge else config.hidden_size, config)
+        self.norm_after_merge = norm_after_merge
+        if norm_after_merge:
+            self.norm = layer_norm(joined, 1e-06, config.dtype)
+        else:
+            self.norm = layer_norm(config.hidden_size, 1e-06, config.dtype)
         self.fc1_weight = _parameter(
             joined, width, dtype=dtype, loader=column_parallel_loader((joined, joined), tp_size)
+        )
+        self.fc2_weight = _parameter(
+            width, out, dtype=dtype, loader=row_parallel_loader((out, joined), tp_size)
         )
         self.fc1_bias = _parameter(
             width, dtype=dtype, loader=column_parallel_bias_loader(joined, tp_size)
         )
-        self.fc2_weight = _parameter(
-            width,
-            config.out_hidden_size,
-            dtype=dtype,
-            loader=row_parallel_loader((config.out_hidden_size, joined), tp_size),
-        )
-        self.fc2_bias = _parameter(
-            config.out_hidden_size, dtype=dtype, loader=whole_loader((config.out_hidden_size,))
-        )
+        self.fc2_bias = _parameter(out, dtype=dtype, loader=whole_loader((out,)))
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """`[n, S, H]` -> `[n, S / m, text width]`, complete on every rank."""
@@ -332,7 +331,7 @@ class Qwen3VLVisionModel(nn.Module):
 
         Args:
             pixel_values: `[n, S, P]`, model dtype; merge windows adjacent.
-            pos_emb_idx: int32 `[4, n, S]`, table rows of the four bilinear corners.
+            pos_emb_idx: int32 `[4, n, S]`, rows of the position table around each patch.
             pos_emb_weight: float32 `[4, n, S]`, their weights.
             cos, sin: float32 `[n, S, D]`, both halves equal.
             bound_min, bound_max: int32 `[n, S, 1]`, half-open range of patches of the same block

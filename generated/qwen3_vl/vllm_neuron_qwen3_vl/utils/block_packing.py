@@ -113,10 +113,10 @@ def plan_vision_batch(
             f"{len(grids)} grids but {len(keys)} cache keys; every item needs one of each"
         )
     total = sum(t * h * w for t, h, w in grids)
-    if tuple(pixels_shape) != (total, config.patch_dim):
+    expected = (total, config.patch_dim)
+    if tuple(pixels_shape) != expected:
         raise VisionInputError(
-            f"pixels have shape {list(pixels_shape)}; the grids {grids} ask for "
-            f"{[total, config.patch_dim]}"
+            f"pixels have shape {list(pixels_shape)}; the grids {grids} ask for {list(expected)}"
         )
     items: list[Item] = []
     frames: list[Frame] = []

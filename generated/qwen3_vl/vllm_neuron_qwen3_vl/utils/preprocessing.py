@@ -1,5 +1,5 @@
-"""Inputs of the vision tower, computed on the CPU: rotary tables, interpolated positions, bounds,
-row destinations.
+"""Inputs of the vision tower, computed on the CPU:
+rotary tables, interpolated positions, bounds, row destinations.
 
 All tables are in the processor's patch order, merge windows first:
 `grid 4 x 4, merge 2 -> (row, col) = 00 01 10 11 | 02 03 12 13 | 20 21 30 31 | 22 23 32 33`.
@@ -16,15 +16,12 @@ from .block_packing import VisionBatch
 
 
 @lru_cache(maxsize=64)
-def patch_coordinates(
-    height: int, width: int, merge_size: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Row and column of a frame's patches, int64 `[height * width]`, merge windows adjacent."""
+def patch_order(height: int, width: int, merge_size: int) -> torch.Tensor:
+    """Patch at each place of a frame, numbered row by row, int64 `[height * width]`."""
     grid = torch.arange(height * width).view(
         height // merge_size, merge_size, width // merge_size, merge_size
     )
-    order = grid.transpose(1, 2).flatten()
-    return order // width, order % width
+    return grid.transpose(1, 2).flatten()
 
 
 @lru_cache(maxsize=64)
@@ -35,9 +32,11 @@ def rotary_tables(
 
     `D/4` frequencies turn with the row, as many with the column; the pair of lists stands twice,
     for rotation of halves: `[row | col | row | col]`.
-    Source: `Qwen3VLVisionRotaryEmbedding` in transformers.
+    Source: the vision tower's rotary embedding in
+    transformers.models.qwen3_vl.modeling_qwen3_vl.
     """
-    rows, cols = patch_coordinates(height, width, merge_size)
+    order = patch_order(height, width, merge_size)
+    rows, cols = order // width, order % width
     spatial = head_dim // 2
     inv_freq = 1.0 / (theta ** (torch.arange(0, spatial, 2, dtype=torch.float32) / spatial))
     angles = torch.cat([rows[:, None].float() * inv_freq, cols[:, None].float() * inv_freq], dim=-1)
@@ -46,7 +45,7 @@ def rotary_tables(
 
 
 @lru_cache(maxsize=64)
-def bilinear_corners(
+def position_taps(
     height: int, width: int, side: int, merge_size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows of the learned `side x side` table around each patch, and their weights.
@@ -58,9 +57,9 @@ def bilinear_corners(
     Returns:
         int32 `[4, height * width]` and float32 `[4, height * width]`.
     """
-    rows, cols = patch_coordinates(height, width, merge_size)
-    low_r, high_r, part_r = _taps(rows, height, side)
-    low_c, high_c, part_c = _taps(cols, width, side)
+    order = patch_order(height, width, merge_size)
+    low_r, high_r, part_r = _neighbours(order // width, height, side)
+    low_c, high_c, part_c = _neighbours(order % width, width, side)
     index = torch.stack(
         [low_r * side + low_c, low_r * side + high_c, high_r * side + low_c, high_r * side + high_c]
     )
@@ -70,7 +69,7 @@ def bilinear_corners(
     return index.to(torch.int32), weight
 
 
-def _taps(
+def _neighbours(
     place: torch.Tensor, size: int, side: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Lower and upper table line of each place on one axis, and how far it lies between them."""
@@ -129,20 +128,20 @@ def build_tower_inputs(
     capacity = batch.block_size // area
     item_blocks = [torch.tensor(block_ids[item.key], dtype=torch.int64) for item in batch.items]
     for frame, (block, offset) in zip(batch.frames, batch.places, strict=True):
-        h, w, end = frame.height, frame.width, offset + frame.patches
-        inputs["pixel_values"][block, offset:end] = pixels[
-            frame.first_patch : frame.first_patch + frame.patches
-        ]
-        index, weight = bilinear_corners(h, w, config.position_grid_side, merge)
-        inputs["pos_emb_idx"][:, block, offset:end] = index
-        inputs["pos_emb_weight"][:, block, offset:end] = weight
+        h, w = frame.height, frame.width
+        start, end = offset, offset + frame.patches
+        own = pixels[frame.first_patch : frame.first_patch + frame.patches]
+        inputs["pixel_values"][block, start:end] = own
+        index, weight = position_taps(h, w, config.position_grid_side, merge)
+        inputs["pos_emb_idx"][:, block, start:end] = index
+        inputs["pos_emb_weight"][:, block, start:end] = weight
         cos, sin = rotary_tables(h, w, config.head_dim, merge, config.rope_theta)
-        inputs["cos"][block, offset:end] = cos
-        inputs["sin"][block, offset:end] = sin
-        inputs["bound_min"][block, offset:end] = offset
-        inputs["bound_max"][block, offset:end] = end
+        inputs["cos"][block, start:end] = cos
+        inputs["sin"][block, start:end] = sin
+        inputs["bound_min"][block, start:end] = start
+        inputs["bound_max"][block, start:end] = end
         rows = torch.arange(frame.first_row, frame.first_row + frame.patches // area)
-        place = slice(offset // area, end // area)
+        place = slice(start // area, end // area)
         inputs["row_block_ids"][block, place] = item_blocks[frame.item][rows // capacity]
         inputs["row_offsets"][block, place] = rows % capacity
     inputs["write_block_ids"] = torch.full((num_blocks,), scratch_block_id, dtype=torch.int64)
