@@ -9,8 +9,8 @@ from transformers.vision_utils import (
 from vllm_neuron_qwen3_vl.config import Qwen3VLConfig
 from vllm_neuron_qwen3_vl.utils.block_packing import plan_vision_batch
 from vllm_neuron_qwen3_vl.utils.preprocessing import (
-    position_taps,
     build_tower_inputs,
+    position_taps,
     rotary_tables,
 )
 
