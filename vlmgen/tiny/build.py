@@ -339,8 +339,8 @@ def _rewrite_config(path: Path, rules: list[Mapping[str, Any]]) -> None:
     """Apply the rules of a layout to the saved config.json.
 
     Each rule has one entry: `flatten`, a section whose fields move to the top, with
-    `rope_parameters` as `rope_theta` and `rope_scaling` of the given `type`; or `rename`, the path
-    of a field and its other name.
+    `rope_parameters` as `rope_theta` and `rope_scaling` of the given `type`; `rename`, the path of
+    a field and its other name; `remove`, a field at the top.
     """
     if not rules:
         return
@@ -359,6 +359,8 @@ def _rewrite_config(path: Path, rules: list[Mapping[str, Any]]) -> None:
             *parents, old = field.split(".")
             section = config[parents[0]] if parents else config
             section[new] = section.pop(old)
+        elif verb == "remove":
+            del config[argument]
         else:
             raise ValueError(f"a config has the unknown rule {verb!r}")
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,13 +1,15 @@
 """Tensor and data parallel runs in real processes, against one rank.
 
 The checkpoint has 8 query heads and 2 key/value heads, so that at TP 4 each KV head is on two
-ranks, and an odd vocabulary, so that it is padded at every TP. All its logits of text are negative:
+ranks, and an odd vocabulary, so that it is padded at every TP (the sizes are the `parallel` of the
+tiny checkpoint's description). All its logits of text are negative:
 a padded row, whose logit is zero, would be picked if the model did not mask it.
 """
 
 from __future__ import annotations
 
 import multiprocessing.forkserver
+import re
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +26,7 @@ from vlmgen.validate.driver import PackageDriver
 from vlmgen.validate.package import load_factory
 from vlmgen.validate.reference import Prompt, Reference
 from vlmgen.validate.report import Report, Row
+from vlmgen.weights import WeightEntry, weight_table
 
 if TYPE_CHECKING:
     from vlmgen.spec import Spec
@@ -94,14 +97,25 @@ def push_logits_down(checkpoint: Path, spec: Spec) -> None:
     (path,) = checkpoint.glob("*.safetensors")
     tensors = load_file(path)
     layout, names = spec.weights.layouts[0], spec.weights.text
-    writers = (f".{names.o}.weight", f".{names.down}.weight")
-    for name, tensor in tensors.items():
-        if name.startswith(layout.text) and name.endswith(writers):
-            tensor[0] = 0.0
+    for row in _writers(spec):
+        pattern = re.sub(r"\\\{\w+\\\}", r"\\d+", re.escape(layout.text + row.keys[0]))
+        last = row.verb == "experts_in_out"  # elsewhere the output dimension is the next to last
+        for name, tensor in tensors.items():
+            if re.fullmatch(pattern, name):
+                tensor[(..., 0) if last else (..., 0, slice(None))] = 0.0
     tensors[f"{layout.text}{names.embed_tokens}.weight"][:, 0] = 8.0
     tensors[f"{layout.text}{names.norm}.weight"][0] = 1.0
     tensors[f"{layout.head}weight"][:, 0] = -4.0
     save_file(tensors, path, metadata={"format": "pt"})
+
+
+def _writers(spec: Spec) -> list[WeightEntry]:
+    """Rows of the matrices whose output is added to the residual stream of the text."""
+    ends = (".o_proj_weight", ".down_proj_weight", ".mlp.down_weight")
+    rows = (
+        row for name, group in weight_table(spec).groups() if name[:4] == "text" for row in group
+    )
+    return [row for row in rows if row.parameter.endswith(ends)]
 
 
 class ParallelRuns:
