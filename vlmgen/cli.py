@@ -252,7 +252,10 @@ def validate(
 @app.command(epilog="Example: vlmgen tiny specs/qwen3_vl.yaml build/tiny_qwen3_vl")
 @user_errors
 def tiny(
-    spec: SpecArgument,
+    spec: Annotated[
+        Path,
+        typer.Argument(metavar="SPEC", help="A spec, or the name of a tiny checkpoint."),
+    ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Directory of the checkpoint.")],
     seed: Annotated[int, typer.Option(min=0, help="Seed of the weights.")] = 0,
     tied: Annotated[bool, typer.Option("--tied", help="Tie the head to the embedding.")] = False,

@@ -92,6 +92,7 @@ def test_other_sizes_and_dtype(checkpoint: Build) -> None:
 
 def test_a_family_is_named_by_spec_path_or_name(qwen3_vl_spec: Path) -> None:
     assert family_of(qwen3_vl_spec) == family_of("qwen3_vl") == "qwen3_vl"
+    assert family_of(Path("qwen3_vl_moe_square")) == "qwen3_vl_moe_square"
     assert family_of("qwen3_vl", tied=True) == "qwen3_vl_tied"
     tied = load_family("qwen3_vl_tied")
     assert tied["config_kwargs"]["tie_word_embeddings"] is True

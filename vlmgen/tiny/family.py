@@ -57,6 +57,8 @@ def family_of(spec_or_family: Any, *, tied: bool = False) -> str:
         tied: The variant whose head is the embedding.
     """
     name = spec_or_family
+    if isinstance(name, Path) and str(name) in family_names():
+        name = str(name)  # from a command line, where both are words
     if isinstance(name, Path) or (isinstance(name, str) and name.endswith((".yaml", ".yml"))):
         from vlmgen.spec.load import load_spec
 
