@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from vlmgen.render.escaping import dotted
+
 if TYPE_CHECKING:
+    from vlmgen.spec.model import Spec
     from vlmgen.spec.vision import VisionSpec
 
 MERGE_ORDER = "patches_merge_order"
@@ -26,12 +29,13 @@ PIXELS = {
 }
 
 
-def vision_words(vision: VisionSpec) -> dict[str, Any]:
-    """Values for the templates of the tower and of its inputs.
+def vision_words(spec: Spec) -> dict[str, Any]:
+    """Values for the templates of the tower, of its inputs and of their tests.
 
     Args:
-        vision: The vision tower.
+        spec: The spec.
     """
+    vision = spec.vision
     deepstack, merger = vision.deepstack, vision.merger
     taps, taps_word = TAPS.get(vision.position.kind, (0, "")) if vision.position else (0, "")
     products, sums = _biases(vision)
@@ -51,9 +55,35 @@ def vision_words(vision: VisionSpec) -> dict[str, Any]:
         "sums_without_bias": False in sums,
         "vision_loaders": _loaders(vision),
         "vision_structure": _structure(vision),
+        **_hugging_face_names(spec),
         "merger_flag": deepstack is not None
         and (deepstack.merger.norm, deepstack.merger.norm_eps, deepstack.merger.norm_position)
         != (merger.norm, merger.norm_eps, merger.norm_position),
+    }
+
+
+def _hugging_face_names(spec: Spec) -> dict[str, Any]:
+    """Paths of Hugging Face's modules, from the names of their weights."""
+    names, reference = spec.weights.vision, spec.reference
+    blocks = names.block.removesuffix(".{block}.")
+    root = f"{reference.vision_path}."
+    norms = [
+        ("blocks.0.norm1", f"{root}{blocks}.0.{names.norm1}"),
+        ("blocks.0.norm2", f"{root}{blocks}.0.{names.norm2}"),
+    ]
+    if names.embed_norm:
+        norms.append(("embed_norm", f"{root}{names.embed_norm}"))
+    if names.final_norm:
+        norms.append(("final_norm", f"{root}{names.final_norm}"))
+    prefix = names.merger.prefix
+    merger = f"{reference.projector_path}." if prefix is None else f"{root}{prefix}"
+    norms.append(("merger.norm", f"{merger}{names.merger.norm}"))
+    return {
+        "hf_blocks": dotted(blocks),
+        "hf_attention": dotted((names.qkv or names.q).rpartition(".")[0]),
+        "hf_mlp": dotted((names.fc1 or names.gate).rpartition(".")[0]),
+        "hf_merger": dotted(prefix.rstrip(".")) if prefix else "",
+        "hf_norms": norms,
     }
 
 

@@ -45,7 +45,8 @@ def words(spec: Spec) -> dict[str, Any]:
         "vision_mlp_activation": identifier(vision.mlp.activation),
         "vision_mlp_activation_name": Rendered(ACTIVATION_NAME[vision.mlp.activation]),
         "merger_activation": identifier(vision.merger.activation),
-        **vision_words(vision),
+        **vision_words(spec),
+        "tiny_depth": tiny["config_kwargs"][spec.vision.config_key][vision.keys.depth],
         "quantization_values": quantization,
         # Elements of a head that belong to one rotated pair are not half a head apart.
         "rope_reordered": spec.text.rope.pairing == "adjacent" or spec.text.rope.partial < 1,
