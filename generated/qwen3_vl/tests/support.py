@@ -108,6 +108,35 @@ def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return float((actual.float() - expected.float()).abs().max() / expected.float().abs().max())
 
 
+ITEMS = [[1, 4, 6], [1, 8, 8], [1, 2, 2], [1, 10, 4], [1, 6, 12]]  # grids, t h w in patches
+
+
+def num_rows(config, item: list[int]) -> int:
+    """Merged rows of an item."""
+    t, h, w = item
+    return t * h * w // config.merge_area
+
+
+def vision_pixels(config, items: list[list[int]], seed: int = 0) -> torch.Tensor:
+    """Noise for pixels, as the Hugging Face processor shapes them."""
+    patches = sum(t * h * w for t, h, w in items)
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(patches, config.patch_dim, generator=generator)
+
+
+def hf_rows(reference, config, items: list, pixels: torch.Tensor) -> list[torch.Tensor]:
+    """Rows of each item as the encoder cache holds them, from Hugging Face's model."""
+    frames = torch.tensor([[1, h, w] for t, h, w in items for _ in range(t)])
+    output = reference.model.get_image_features(pixels, frames, return_dict=True)
+    rows = torch.cat(list(output.pooler_output))
+    levels = [
+        torch.cat(list(level)) if isinstance(level, tuple) else level
+        for level in output.deepstack_features
+    ]
+    rows = torch.cat([rows, *levels], dim=-1)
+    return list(rows.split([num_rows(config, item) for item in items]))
+
+
 def bind_caches(model, dtype=torch.float32):
     caches = {
         layer.name: [

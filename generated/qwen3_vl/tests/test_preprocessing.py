@@ -14,23 +14,20 @@ from vllm_neuron_qwen3_vl.utils.preprocessing import (
     rotary_tables,
 )
 
-from .support import tiny_config
+from .support import tiny_config, vision_pixels
 
 VISION = Qwen3VLConfig.from_configs(tiny_config()).vision_config
 GRIDS = [(2, 2), (2, 8), (8, 2), (4, 6), (6, 4), (14, 10), (32, 30), (64, 48)]
 CAPACITY = 256 // VISION.merge_area
 
 
-def build(grids, block_size=256, num_blocks=None):
-    grid = torch.tensor(grids)
-    patches = int(grid.prod(-1).sum())
-    pixels = torch.randn(patches, VISION.patch_dim, generator=torch.Generator().manual_seed(0))
-    keys = [f"item{i}" for i in range(len(grids))]
+def build(items, block_size=256, num_blocks=None, config=VISION):
+    pixels = vision_pixels(config, items)
     batch = plan_vision_batch(
-        grid_thw=grid,
-        keys=keys,
+        grid_thw=torch.tensor(items),
+        keys=[f"item{i}" for i in range(len(items))],
         pixels_shape=tuple(pixels.shape),
-        config=VISION,
+        config=config,
         block_size=block_size,
     )
     ids = iter(range(10, 99))
@@ -41,7 +38,7 @@ def build(grids, block_size=256, num_blocks=None):
         num_blocks=num_blocks or batch.num_packed_blocks,
         block_ids=block_ids,
         scratch_block_id=99,
-        config=VISION,
+        config=config,
     )
     return batch, pixels, block_ids, inputs
 
@@ -51,9 +48,9 @@ def test_rotary_tables_equal_hugging_face(reference, height, width):
     position_ids = get_vision_position_ids(
         torch.tensor([[1, height, width]]), VISION.spatial_merge_size
     )
-    rotary = reference.model.visual.rotary_pos_emb
-    dtype_source = torch.zeros(1)
-    expected = rotary(dtype_source, position_ids)
+    modules = reference.model.visual.modules()
+    rotary = next(m for m in modules if type(m).__name__.endswith("VisionRotaryEmbedding"))
+    expected = rotary(torch.zeros(1), position_ids)
     actual = rotary_tables(
         height, width, VISION.head_dim, VISION.spatial_merge_size, VISION.rope_theta
     )
@@ -83,10 +80,16 @@ def test_corners_are_row_major():
     assert index[:, 2].tolist() == [2 * 8, 2 * 8 + 1, 3 * 8, 3 * 8 + 1]
 
 
+def place_of(frame, offset):
+    """Places of a frame's patches in its block."""
+    start = offset
+    return slice(start, start + frame.patches)
+
+
 def test_every_patch_lies_where_its_frame_was_placed():
-    batch, pixels, _, inputs = build([[1, 4, 6], [2, 8, 8], [1, 2, 2]])
+    batch, pixels, _, inputs = build([[1, 4, 6], [2, 8, 8], [1, 2, 2], [1, 10, 14]])
     for frame, (block, offset) in zip(batch.frames, batch.places, strict=True):
-        here = inputs["pixel_values"][block, offset : offset + frame.patches]
+        here = inputs["pixel_values"][block, place_of(frame, offset)]
         expected = pixels[frame.first_patch : frame.first_patch + frame.patches]
         assert torch.equal(here, expected.to(here.dtype))
 
@@ -94,25 +97,29 @@ def test_every_patch_lies_where_its_frame_was_placed():
 def test_bounds_are_per_frame():
     batch, _, _, inputs = build([[3, 4, 6], [1, 8, 8]])
     for frame, (block, offset) in zip(batch.frames, batch.places, strict=True):
-        span = slice(offset, offset + frame.patches)
-        assert set(inputs["bound_min"][block, span].flatten().tolist()) == {offset}
-        assert set(inputs["bound_max"][block, span].flatten().tolist()) == {offset + frame.patches}
+        span = place_of(frame, offset)
+        first = span.start
+        for place in range(first, span.stop):
+            assert inputs["bound_min"][block, place].item() == first
+            assert inputs["bound_max"][block, place].item() == span.stop
 
 
 def test_padding_patches_see_one_patch_and_no_empty_range():
     _, _, _, inputs = build([[1, 4, 6]], num_blocks=2)
+    used = 24
     assert (inputs["bound_max"] > inputs["bound_min"]).all()
-    assert inputs["bound_min"][0, 24:].eq(0).all() and inputs["bound_max"][0, 24:].eq(1).all()
+    assert inputs["bound_min"][0, used:].eq(0).all() and inputs["bound_max"][0, used:].eq(1).all()
 
 
 def test_rows_go_to_their_items_cache_blocks():
-    batch, _, block_ids, inputs = build([[1, 2, 4], [5, 8, 16], [1, 4, 4]])
+    items = [[1, 2, 4], [5, 8, 16], [1, 4, 4]]
+    batch, _, block_ids, inputs = build(items)
     rows = {}
     for frame, (block, offset) in zip(batch.frames, batch.places, strict=True):
         key = batch.items[frame.item].key
         for r in range(frame.patches // VISION.merge_area):
             row = frame.first_row + r
-            place = (block, offset // VISION.merge_area + r)
+            place = (block, place_of(frame, offset).start // VISION.merge_area + r)
             assert int(inputs["row_block_ids"][place]) == block_ids[key][row // CAPACITY]
             assert int(inputs["row_offsets"][place]) == row % CAPACITY
             rows[frame.item, row] = place
@@ -128,20 +135,8 @@ def test_padding_rows_go_to_scratch():
 
 def test_tables_are_float32_for_a_bfloat16_tower():
     vision = Qwen3VLConfig.from_configs(tiny_config(dtype="bfloat16")).vision_config
-    batch = plan_vision_batch(
-        grid_thw=torch.tensor([[1, 4, 4]]),
-        keys=["a"],
-        pixels_shape=(16, vision.patch_dim),
-        config=vision,
-        block_size=128,
-    )
-    inputs = build_tower_inputs(
-        batch,
-        torch.zeros(16, vision.patch_dim),
-        num_blocks=1,
-        block_ids={"a": [0]},
-        scratch_block_id=1,
-        config=vision,
-    )
+    _, _, _, inputs = build([[1, 4, 4]], config=vision)
     assert inputs["pixel_values"].dtype == torch.bfloat16
-    assert {inputs[name].dtype for name in ("cos", "sin", "pos_emb_weight")} == {torch.float32}
+    assert inputs["pos_emb_weight"].dtype == torch.float32
+    assert inputs["cos"].dtype == torch.float32
+    assert inputs["sin"].dtype == torch.float32
