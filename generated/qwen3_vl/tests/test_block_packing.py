@@ -12,20 +12,20 @@ from vllm_neuron_qwen3_vl.utils.block_packing import (
     select_vision_blocks,
 )
 
-from .support import tiny_config
+from .support import tiny_config, vision_pixels
 
 VISION = Qwen3VLConfig.from_configs(tiny_config()).vision_config
 
 
-def plan(grids, keys=None, block_size=1024, patches=None):
-    patches = sum(t * h * w for t, h, w in grids) if patches is None else patches
-    return plan_vision_batch(
-        grid_thw=torch.tensor(grids).reshape(-1, 3),
-        keys=keys or [f"item{i}" for i in range(len(grids))],
-        pixels_shape=(patches, VISION.patch_dim),
-        config=VISION,
-        block_size=block_size,
-    )
+def plan(items, keys=None, block_size=1024, **changes):
+    arguments = {
+        "grid_thw": torch.tensor(items).reshape(-1, 3),
+        "keys": keys or [f"item{i}" for i in range(len(items))],
+        "pixels_shape": tuple(vision_pixels(VISION, items).shape),
+        "config": VISION,
+        "block_size": block_size,
+    }
+    return plan_vision_batch(**{**arguments, **changes})
 
 
 def test_worked_example_fills_two_blocks():
@@ -55,7 +55,7 @@ def test_small_pictures_share_a_block():
     assert [len(item.rows_per_cache_block) for item in batch.items] == [1] * 24
 
 
-def test_frames_of_a_video_are_placed_singly_and_stored_densely():
+def test_frames_of_an_item_are_placed_singly_and_stored_densely():
     batch = plan([[3, 16, 32]], block_size=1024)
     assert [frame.first_row for frame in batch.frames] == [0, 128, 256]
     assert [frame.first_patch for frame in batch.frames] == [0, 512, 1024]
@@ -77,18 +77,18 @@ def test_a_frame_above_the_block_size_names_both_numbers_and_the_legal_size():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("items", "changes", "words"),
     [
-        ({"grids": []}, "grid is empty"),
-        ({"grids": [[1, 4, 4]], "keys": ["a", "b"]}, "1 grids but 2 cache keys"),
-        ({"grids": [[1, 4, 4]], "patches": 15}, "pixels have shape"),
-        ({"grids": [[1, 4, 3]]}, "multiples of the merge size 2"),
-        ({"grids": [[1, 0, 4]]}, "positive multiples"),
+        ([], {}, "grid is empty"),
+        ([[1, 4, 4]], {"keys": ["a", "b"]}, "1 grids but 2 cache keys"),
+        ([[1, 4, 4]], {"pixels_shape": (15, VISION.patch_dim)}, "pixels have shape"),
+        ([[1, 4, 3]], {}, "multiples of the merge size 2"),
+        ([[1, 0, 4]], {}, "positive multiples"),
     ],
 )
-def test_inputs_that_disagree_are_refused(arguments, words):
+def test_inputs_that_disagree_are_refused(items, changes, words):
     with pytest.raises(VisionInputError, match=words):
-        plan(**arguments)
+        plan(items, **changes)
 
 
 def test_the_bucket_follows_the_packed_blocks_not_the_token_sum():

@@ -69,8 +69,10 @@ def test_old_and_new_rope_forms_parse_alike():
         ({"architectures": [ARCHITECTURE.upper()]}, "case-sensitive"),
         ({"model_type": "llava"}, "model_type is 'llava'"),
         ({"text_config__hidden_act": "gelu"}, "text.mlp.activation"),
-        ({"vision_config__hidden_act": "gelu"}, "vision.mlp.activation"),
         ({"text_config__attention_bias": True}, "text.attention.qkv_bias"),
+        ({"vision_config__hidden_act": "relu"}, "vision.mlp.activation"),
+        ({"vision_config__fullatt_block_indexes": [7]}, "vision.attention.window"),
+        ({"vision_config__window_size": [7]}, "vision.attention.window"),
         ({"vision_config__deepstack_visual_indexes": [0, 9]}, "depth 4"),
         ({"vision_config__deepstack_visual_indexes": []}, "vision.deepstack"),
         ({"vision_config__out_hidden_size": 64}, "must equal text_config.hidden_size"),
@@ -102,10 +104,18 @@ def test_every_rope_setting_is_used_or_refused(change, words):
 
 
 def test_all_problems_are_reported_at_once():
-    message = refusal(
-        raw_config(text_config__hidden_act="gelu", vision_config__num_position_embeddings=63)
-    )
-    assert "text.mlp.activation" in message and "not a square" in message
+    message = refusal(raw_config(text_config__hidden_act="gelu", vision_config__hidden_act="relu"))
+    assert "text.mlp.activation" in message and "vision.mlp.activation" in message
+
+
+def test_the_towers_sizes_are_read_where_the_checkpoint_states_them():
+    raw = tiny_config().to_dict()
+    stated, vision = raw["vision_config"], Qwen3VLConfig.from_configs(raw).vision_config
+    assert vision.hidden_size == stated["hidden_size"]
+    assert vision.depth == stated["depth"]
+    assert vision.num_heads == stated["num_heads"]
+    assert vision.intermediate_size == stated["intermediate_size"]
+    assert vision.out_hidden_size == stated["out_hidden_size"]
 
 
 @pytest.mark.parametrize(("block", "legal"), [(100, 128), (130, 256), (2047, 2048)])

@@ -186,14 +186,6 @@ def test_vision_qkv_takes_heads_from_each_third(rng, ranks):
         assert torch.equal(load(vision_qkv_bias_loader(vision, ranks), bias, rank=rank), expected)
 
 
-def test_the_vocabulary_is_padded_with_zeros(rng):
-    text = parsed(text={"vocab_size": 321}).text_config
-    matrix = torch.randn(321, text.hidden_size, generator=rng)
-    shards = torch.cat([load(vocabulary_loader(text, 4), matrix, rank=rank) for rank in range(4)])
-    assert shards.shape[0] == 324
-    assert torch.equal(shards[:321], matrix) and not shards[321:].any()
-
-
 def test_the_patch_kernel_becomes_a_matrix(rng):
     vision = parsed().vision_config
     side = vision.patch_size
@@ -206,6 +198,14 @@ def test_the_patch_kernel_becomes_a_matrix(rng):
         generator=rng,
     )
     assert torch.equal(load(patch_embed_loader(vision), kernel, rank=0), kernel.flatten(1).t())
+
+
+def test_the_vocabulary_is_padded_with_zeros(rng):
+    text = parsed(text={"vocab_size": 321}).text_config
+    matrix = torch.randn(321, text.hidden_size, generator=rng)
+    shards = torch.cat([load(vocabulary_loader(text, 4), matrix, rank=rank) for rank in range(4)])
+    assert shards.shape[0] == 324
+    assert torch.equal(shards[:321], matrix) and not shards[321:].any()
 
 
 def test_every_parameter_has_a_loader_that_checks_shapes(config):
