@@ -12,7 +12,7 @@ pytest.importorskip("vllm", reason="the package imports vLLM")
 from vlmgen.check.source import read_package  # noqa: E402
 from vlmgen.spec.load import load_spec  # noqa: E402
 from vlmgen.spec.model import Spec  # noqa: E402
-from vlmgen.weights.coverage import _first_gap, _Slice, check_coverage  # noqa: E402
+from vlmgen.weights.coverage import Box, _first_gap, _Slice, check_coverage  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +77,8 @@ FAULTS = [
     (LOADERS, "rank % tp_size * width", "0", {"VG306": "attn.qkv.weight"}),
     (LOADERS, "num_shards=tp_size, pad_shard=True", "num_shards=1, pad_shard=True",
      {"VG306": "embed_tokens.weight"}),
+    (LOADERS, "shard_dim=0, shard_size=shape[1] // tp_size, num_shards=tp_size",
+     "shard_dim=0, shard_size=shape[1] // tp_size, num_shards=1", {"VG306": "o_proj.weight"}),
     (LOADERS, "reshape(config.hidden_size, -1).t()", "reshape(config.hidden_size, -1)",
      {"VG305": "patch_embed.proj_weight"}),
     # The shape that a loader expects in the checkpoint.
@@ -85,6 +87,11 @@ FAULTS = [
     # A tower that load_weights forgets.
     ("model.py", "if self.visual is not None:\n            group", "if False:\n            group",
      {"VG301": "visual."}),
+    # One layer in the middle that differs from the first.
+    ("model.py", "self.rotary_emb = Qwen3VLTextRotaryEmbedding(config)",
+     "self.rotary_emb = Qwen3VLTextRotaryEmbedding(config)\n"
+     "        weight = self.layers[3].mlp.down_proj_weight\n"
+     "        weight.data = weight.data[1:]", {"VG307": "layers.3.mlp.down_proj_weight is [6143"}),
     # A published configuration that the package refuses.
     ("config.py", "'gelu_pytorch_tanh'", "'gelu'", {"VG307": "gelu_pytorch_tanh"}),
 ]  # fmt: skip
@@ -151,17 +158,32 @@ def test_a_checkpoint_without_recorded_keys(package, spec) -> None:
 
 
 def test_a_slice_notes_what_is_read() -> None:
-    read: list[set[tuple[int, int]]] = [set(), set(), set()]
+    read: set[Box] = set()
     piece = _Slice((6, 4, 2), read)
     assert tuple(piece[2:4].shape) == (2, 4, 2)
     assert tuple(piece[..., 1].shape) == (6, 4)
     assert tuple(piece[-1, :, 0:99].shape) == (4, 2)
-    assert read == [{(2, 4), (0, 6), (5, 6)}, {(0, 4)}, {(0, 2), (1, 2)}]
+    assert read == {
+        ((2, 4), (0, 4), (0, 2)),
+        ((0, 6), (0, 4), (1, 2)),
+        ((5, 6), (0, 4), (0, 2)),
+    }
 
 
 def test_gaps() -> None:
-    assert _first_gap({(0, 2), (2, 5)}, 5) is None
-    assert _first_gap({(0, 5), (1, 2)}, 5) is None
-    assert _first_gap({(0, 2), (3, 5)}, 5) == (2, 3)
-    assert _first_gap({(0, 2)}, 5) == (2, 5)
-    assert _first_gap(set(), 5) == (0, 5)
+    assert _first_gap({((0, 2),), ((2, 5),)}, (5,)) is None
+    assert _first_gap({((0, 5),), ((1, 2),)}, (5,)) is None
+    assert _first_gap({((0, 2),), ((3, 5),)}, (5,)) == ((2, 3),)
+    assert _first_gap({((0, 2),)}, (5,)) == ((2, 5),)
+    assert _first_gap(set(), (5,)) == ((0, 5),)
+
+
+def test_a_look_at_the_first_row_covers_no_column() -> None:
+    """Loaders look at `piece[:1]` for the dtype; that row is read, the others are not."""
+    first_row = ((0, 1), (0, 6))
+    assert _first_gap({first_row, ((0, 4), (0, 3))}, (4, 6)) == ((1, 4), (3, 6))
+    assert _first_gap({first_row, ((0, 4), (0, 3)), ((0, 4), (3, 6))}, (4, 6)) is None
+    assert _first_gap({((0, 4), (0, 3)), ((0, 2), (3, 6)), ((2, 4), (4, 6))}, (4, 6)) == (
+        (2, 4),
+        (3, 4),
+    )

@@ -3,8 +3,9 @@
 For every published checkpoint the package's own towers are built without memory, and its own
 loaders run on tensors that have a shape and no values: every parameter is filled exactly once,
 every checkpoint key is used or listed as ignored, and what a loader returns has the parameter's
-shape, at every legal tensor-parallel size and on its first, middle and last rank. On one layer of
-each kind all ranks run, and together they must read every element. Then `load_weights` itself runs.
+shape. On one layer of each kind all ranks of every legal tensor-parallel size run, and together
+they must read every element. On all layers `load_weights` itself runs, on the first rank of the
+smallest and the last rank of the largest size.
 
 Needs torch, transformers and vLLM, and the plugin or the stand-in.
 """
@@ -25,6 +26,7 @@ from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -47,6 +49,10 @@ if TYPE_CHECKING:
 # Tower of the mapping -> attribute of the model that holds it.
 TOWERS = {"text": "language_model", "head": "lm_head", "vision": "visual"}
 MAPPING_FILE = "weight_mapping.py"
+
+Box = tuple[tuple[int, int], ...]
+"""A part of a tensor: per dim, a half-open interval."""
+
 # Verbs of rows that share one key: each reads its part of it, together they read all.
 SHARING_VERBS = {"split_gate_up"}
 
@@ -253,7 +259,7 @@ def _groups(package: _Package, text: tuple[int, int], vision: tuple[int, int]) -
 class _Slice:
     """A checkpoint tensor without values, which notes what is read of it."""
 
-    def __init__(self, shape: Shape, read: list[set[tuple[int, int]]] | None = None) -> None:
+    def __init__(self, shape: Shape, read: set[Box] | None = None) -> None:
         self._meta = torch.empty(shape, dtype=torch.bfloat16, device="meta")
         self._read = read
 
@@ -269,11 +275,10 @@ class _Slice:
 
     def __getitem__(self, index: Any) -> torch.Tensor:
         if self._read is not None:
-            for intervals, interval in zip(self._read, self._intervals(index), strict=True):
-                intervals.add(interval)
+            self._read.add(self._box(index))
         return self._meta[index]
 
-    def _intervals(self, index: Any) -> list[tuple[int, int]]:
+    def _box(self, index: Any) -> Box:
         """Per dim, the half-open interval that an index reads."""
         parts = list(index) if isinstance(index, tuple) else [index]
         if Ellipsis in parts:
@@ -290,7 +295,7 @@ class _Slice:
             else:
                 start, stop = 0, size  # a list of places: not followed
             intervals.append((start, max(start, stop)))
-        return intervals
+        return tuple(intervals)
 
 
 class _Checkpoint:
@@ -323,7 +328,13 @@ class _Checkpoint:
             keys = mappings.get(name, name)
             keys = [keys] if isinstance(keys, str) else keys
             slices = [_Slice(self.tensors[key]) for key in keys]
-            state[name] = get_weight_loader(param=parameter).load(slices, rank)
+            loaded = get_weight_loader(param=parameter).load(slices, rank)
+            if loaded.shape != parameter.shape:
+                raise ValueError(
+                    f"{name} is {list(parameter.shape)}, its loader makes {list(loaded.shape)} of "
+                    f"{', '.join(keys)}"
+                )
+            state[name] = loaded
         return SimpleNamespace(state_dict=state, missing_keys=[], unexpected_keys=[])
 
     load_sharded_pipelined = load_sharded
@@ -366,8 +377,9 @@ class _Proof:
                     clean = self._names(model, mappings) and self._layouts(config, layouts)
                 self._shapes(model, mappings, sizes)
         if clean:
+            others = [n for n in self.published.layouts if n != self.published.published_layout]
             self._load(1, 1, self.published.published_layout)
-            for layout in self.published.layouts:
+            for layout in others or [self.published.published_layout]:
                 self._load(text_tp[-1], vision_tp[-1], layout)
 
     def _failed(self, what: str, error: Exception) -> None:
@@ -517,28 +529,23 @@ class _Proof:
         for tower, mapping in mappings.items():
             tp = sizes[1] if tower == "vision" else sizes[0]
             where = f"{self.checkpoint.name}, {tower} TP {tp}"
-            some = sorted({0, tp // 2, tp - 1})
             seen: set[str] = set()
-            read: dict[str, list[set[tuple[int, int]]]] = {}
+            read: dict[str, set[Box]] = {}
             readers: dict[str, str] = {}
             for name, parameter in getattr(model, TOWERS[tower]).named_parameters():
                 keys = mapping.get(name, ())
-                if not keys or any(key not in tensors for key in keys):
+                if not keys or any(key not in tensors for key in keys) or _pattern(name) in seen:
                     continue
-                # All ranks on the first layer of each kind, which stands for the others.
-                every = _pattern(name) not in seen
-                seen.add(_pattern(name))
-                if every:
-                    for key in keys:
-                        read.setdefault(key, [set() for _ in tensors[key]])
-                        readers[key] = name
+                seen.add(_pattern(name))  # the first layer of its kind stands for the others
                 fine = True
-                for rank in range(tp) if every else some:
-                    slices = [_Slice(tensors[key], read[key] if every else None) for key in keys]
+                for key in keys:
+                    read.setdefault(key, set())
+                for rank in range(tp):
+                    slices = [_Slice(tensors[key], read[key]) for key in keys]
                     place = f"{where}, rank {rank}: {name}"
                     fine &= self._one(parameter, name, keys, slices, rank, place)
-                if not fine:
-                    readers = {key: name for key, name in readers.items() if key not in keys}
+                if fine:
+                    readers |= dict.fromkeys(keys, name)
             for key, name in readers.items():
                 self._unread(name, key, tensors[key], read[key], where)
 
@@ -568,22 +575,20 @@ class _Proof:
             return False
         return True
 
-    def _unread(
-        self,
-        name: str,
-        key: str,
-        shape: Shape,
-        read: Sequence[set[tuple[int, int]]],
-        where: str,
-    ) -> None:
-        for dim, (intervals, size) in enumerate(zip(read, shape, strict=True)):
-            gap = _first_gap(intervals, size)
-            if gap is not None:
-                self.report.add(
-                    "VG306", name, f"{where}: no rank reads {gap[0]} to {gap[1] - 1} of dim "
-                    f"{dim} of {key} {list(shape)}",
-                    "correct where a rank's shard begins"
-                )  # fmt: skip
+    def _unread(self, name: str, key: str, shape: Shape, read: set[Box], where: str) -> None:
+        gap = _first_gap(read, shape)
+        if gap is None:
+            return
+        parts = [
+            f"{start} to {stop - 1} of dim {dim}"
+            for dim, (start, stop) in enumerate(gap)
+            if (start, stop) != (0, shape[dim])
+        ]
+        self.report.add(
+            "VG306", name, f"{where}: no rank reads {' and '.join(parts) or 'anything'} of {key} "
+            f"{list(shape)}",
+            "correct where a rank's shard begins"
+        )  # fmt: skip
 
     def _load(self, text_tp: int, vision_tp: int, layout: str) -> None:
         """`load_weights` as the runner calls it, on the last rank."""
@@ -615,11 +620,30 @@ def _without_prefix(key: str, prefixes: Mapping[str, str]) -> str:
     return key
 
 
-def _first_gap(intervals: set[tuple[int, int]], size: int) -> tuple[int, int] | None:
-    """The first half-open interval of `range(size)` that nothing covers."""
-    end = 0
-    for start, stop in sorted(intervals):
-        if start > end:
-            return end, start
-        end = max(end, stop)
-    return None if end >= size else (end, size)
+def _first_gap(read: set[Box], shape: Shape) -> Box | None:
+    """A part of a tensor that none of the boxes covers, as large as its place allows."""
+    # Between two neighbouring cuts of a dim every box covers all or nothing.
+    cuts = [
+        sorted({0, size, *(edge for box in read for edge in box[dim])})
+        for dim, size in enumerate(shape)
+    ]
+    places = [{cut: place for place, cut in enumerate(edges)} for edges in cuts]
+    covered = np.zeros([len(edges) - 1 for edges in cuts], dtype=bool)
+    for box in read:
+        covered[
+            tuple(slice(at[start], at[stop]) for at, (start, stop) in zip(places, box, strict=True))
+        ] = True
+    if covered.all():
+        return None
+    cell = [int(place) for place in np.argwhere(~covered)[0]]
+    gap = [slice(place, place + 1) for place in cell]
+    for dim, edges in enumerate(cuts):
+        while gap[dim].stop < len(edges) - 1:
+            wider = list(gap)
+            wider[dim] = slice(gap[dim].stop, gap[dim].stop + 1)
+            if covered[tuple(wider)].any():
+                break
+            gap[dim] = slice(gap[dim].start, gap[dim].stop + 1)
+    return tuple(
+        (edges[part.start], edges[part.stop]) for edges, part in zip(cuts, gap, strict=True)
+    )
