@@ -47,13 +47,18 @@ BLOCK_LISTS: dict[str, tuple[str, ...]] = {
 }
 
 
+def axis_fields(spec: Any) -> dict[str, Any]:
+    """What fields in braces are read from."""
+    return {"text": spec.text, "vision": spec.vision, "tokens": spec.tokens}
+
+
 def chosen_blocks(spec: Any) -> dict[str, str | list[str] | None]:
     """Template name of every block for one spec, by the name that templates use.
 
     Args:
         spec: A `vlmgen.spec.Spec`.
     """
-    fields = {"text": spec.text, "vision": spec.vision, "tokens": spec.tokens}
+    fields = axis_fields(spec)
 
     def template(pattern: str) -> str | None:
         try:

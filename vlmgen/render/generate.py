@@ -221,7 +221,11 @@ def _up_to_date(
             return None
         directories = search or templates.directories()
         package_plan = planning.plan_package(family, layout, directories)
-        if {file.path for file in package_plan.files} != set(manifest.files):
+        planned = {file.path: file.template for file in package_plan.files}
+        absent = planned.keys() - manifest.files.keys()  # rendered to nothing, or never
+        if manifest.files.keys() - planned.keys():
+            return None
+        if any(planned[path] not in manifest.templates for path in absent):
             return None
         for name, recorded in manifest.templates.items():
             if sha256(templates.read(directories, name)) != recorded:

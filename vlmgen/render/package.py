@@ -65,14 +65,17 @@ def render_package(
     }
     for file in package_plan.files:
         if file.mode == "copy":
-            content = planning.source_bytes(file.template)
-            sources[file.template] = text_sha256(content)
+            source = planning.copied_source(file.template, spec)
+            content = planning.source_bytes(source)
+            sources[source] = text_sha256(content)
             texts[file.path] = content.decode("utf-8")
             continue
         if file.mode == "spec":
             texts[file.path] = planning.spec_text(spec)
             continue
         text = jinja.render_file(file.template, context)
+        if not text.strip():  # this family has no such file
+            continue
         if file.path.endswith(".py"):
             modules[file.path] = text
         else:

@@ -44,7 +44,8 @@ class Copied:
     """A module of vlmgen that goes into a package as it is.
 
     Args:
-        source: Path below the `vlmgen` package.
+        source: Path below the `vlmgen` package; fields in braces are read from the spec, as in
+            `blocks.BLOCKS`.
         to: Path in the package; `{family}` and `{module}` are filled in.
     """
 
@@ -79,7 +80,10 @@ OUT_OF_TREE = LayoutRows(
         Row("utils", ".py.j2", "vllm_neuron_{family}/utils/"),
         Row("tests", ".py.j2", "tests/"),
     ),
-    copied=(Copied("validate/driver.py", "tests/driver.py"),),
+    copied=(
+        Copied("validate/driver.py", "tests/driver.py"),
+        Copied("validate/features_{tokens.video_prompt}.py", "tests/features.py"),
+    ),
 )
 
 IN_TREE = LayoutRows(
@@ -89,17 +93,20 @@ IN_TREE = LayoutRows(
         Row("utils", ".py.j2", "vllm_neuron/model/{family}/utils/"),
         Row("tests", ".py.j2", "tests/model/{family}/"),
     ),
-    copied=(Copied("validate/driver.py", "tests/model/{family}/driver.py"),),
+    copied=(
+        Copied("validate/driver.py", "tests/model/{family}/driver.py"),
+        Copied("validate/features_{tokens.video_prompt}.py", "tests/model/{family}/features.py"),
+    ),
 )
 
 
 @dataclass(frozen=True)
 class PlannedFile:
-    """One file of a package.
+    """One file of a package; a template that renders to nothing gives no file.
 
     Args:
         path: Path in the package.
-        template: Name of the template, or of the copied module; empty for the spec.
+        template: Name of the template, or `Copied.source`; empty for the spec.
         mode: `render` a template, `copy` a module as it is, or write the resolved `spec`.
     """
 
@@ -169,6 +176,13 @@ def plan_package(
 def _path(row: Row, name: str, family: str, module: str) -> str:
     file_name = name.removeprefix(row.folder + "/").removesuffix(SUFFIX)
     return row.to.format(family=family, module=module) + file_name
+
+
+def copied_source(source: str, spec: Spec) -> str:
+    """`Copied.source` with the spec's values filled in."""
+    from vlmgen.render.blocks import axis_fields
+
+    return source.format_map(axis_fields(spec))
 
 
 def source_bytes(name: str) -> bytes:

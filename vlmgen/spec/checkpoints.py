@@ -70,6 +70,9 @@ class Reference(SpecModel):
 
     module: ModulePath = Field(description="The modelling module.")
     vllm_module: VllmModule = Field(description="The module of vLLM's own class.")
+    vllm_class: ClassName | None = Field(
+        default=None, description="vLLM's own class, where it is not named as the architecture."
+    )
     config_class: ClassName = Field(description="Config class of the family.")
     model_class: ClassName = Field(description="Class with the language-model head.")
     text_path: DottedPath = Field(description="Attribute path of the text tower.")

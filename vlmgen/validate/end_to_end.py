@@ -8,7 +8,13 @@ import torch
 
 from vlmgen.validate.compare import Comparison
 from vlmgen.validate.driver import PackageDriver
-from vlmgen.validate.reference import Prompt, Reference, text_settings, vision_settings
+from vlmgen.validate.reference import (
+    Prompt,
+    Reference,
+    continued,
+    text_settings,
+    vision_settings,
+)
 from vlmgen.validate.report import Report, Row
 
 GROUP = "end to end"
@@ -90,7 +96,7 @@ class EndToEnd:
         comparison = Comparison()
         for prompt in self.prompts:
             tokens, logits = self.generated(prompt)
-            longer = _continued(prompt, tokens[:-1])
+            longer = continued(prompt, tokens[:-1])
             expected = self.reference.logits(longer)[len(prompt.token_ids) :]
             comparison.add(prompt.name, logits[1:], expected)
         self._compared("decode logits", comparison, LOGITS_LIMIT)
@@ -119,7 +125,7 @@ class EndToEnd:
         texts = text_settings(self.prompts, NEW_TOKENS)
         longest = texts["max_model_len"] + 256
         other = self.make_driver(
-            vision_neuron_config=vision_settings(self.prompts, scale=2),
+            vision_neuron_config=vision_settings(self.reference, self.prompts, scale=2),
             max_model_len=longest,
             token_buckets=(longest,),
             seq_buckets=(2,),
@@ -194,15 +200,3 @@ class EndToEnd:
     def _counted(self, check: str, inputs: int, wrong: int, detail: str) -> None:
         row = Row(GROUP, check, inputs, float(wrong), 0.0, wrong == 0, f"differing; {detail}")
         self.report.rows.append(row)
-
-
-def _continued(prompt: Prompt, tokens: Sequence[int]) -> Prompt:
-    """A prompt with text tokens after it."""
-    inputs = dict(prompt.inputs)
-    more = torch.tensor([list(tokens)])
-    inputs["input_ids"] = torch.cat([inputs["input_ids"], more], dim=1)
-    for name, value in (("attention_mask", 1), ("mm_token_type_ids", 0)):
-        if name in inputs:
-            filling = torch.full_like(more, value).to(inputs[name].dtype)
-            inputs[name] = torch.cat([inputs[name], filling], dim=1)
-    return Prompt(prompt.name, inputs, [*prompt.token_ids, *tokens], prompt.features)

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from vlmgen.validate.compare import Comparison
-from vlmgen.validate.driver import PIXELS, Feature, FieldElement, PackageDriver
+from vlmgen.validate.driver import Feature, FieldElement, PackageDriver
 from vlmgen.validate.pictures import moving_view, picture
-from vlmgen.validate.reference import Media, Prompt, Reference, grid_of, pixels_of
+from vlmgen.validate.reference import Media, Prompt, Reference, pixels_name, pixels_of
 
 LIMIT = 1e-5
 """Largest relative error of a module in float32."""
@@ -253,9 +253,9 @@ class ModuleChecks:
     def _vision_case(
         self, reference: Reference, driver: PackageDriver, name: str, feature: Feature
     ) -> VisionCase:
-        grid = torch.tensor([grid_of(feature)])
+        grid = torch.tensor([reference.grid_of(feature)])
         with _inputs_of(reference.vision, self.names.vision_paths()) as inputs:
-            reference.vision_rows(pixels_of(feature), grid)
+            reference.rows_of(feature)
         return VisionCase(
             name,
             feature,
@@ -456,7 +456,7 @@ def patch_places(driver: PackageDriver, feature: Feature) -> torch.Tensor:
 
     Numbers are written as two digits to the base 128, exact in every dtype; 0 0 is padding.
     """
-    name = PIXELS[feature.modality]
+    name = pixels_name(feature)
     assert feature.data is not None
     numbers = torch.arange(1, len(feature.data[name].data) + 1)
     stamped = torch.zeros_like(feature.data[name].data)

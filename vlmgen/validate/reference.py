@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,9 @@ import torch
 from vlmgen.errors import CheckpointError
 from vlmgen.standin.torchvision_ops import declare_missing_ops
 from vlmgen.tiny.build import quiet_transformers
-from vlmgen.validate.driver import GRIDS, Feature, features_of, read_config
+from vlmgen.validate.driver import Feature, read_config
 from vlmgen.validate.pictures import moving_view, picture
+from vlmgen.validate.upstream import upstream_positions
 
 if TYPE_CHECKING:
     from vlmgen.spec import Spec
@@ -38,12 +40,23 @@ class Media:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt as the Hugging Face processor made it, and the same as vLLM features."""
+    """A prompt as the Hugging Face processor made it, and the same as vLLM features.
+
+    Args:
+        name: For messages.
+        inputs: Model inputs.
+        token_ids: The tokens.
+        features: Images and videos.
+        composed: transformers' model cannot take these inputs, or gives them positions that the
+            family was not trained with. It then gets embeddings, into which its own tower's rows
+            are put here, and vLLM's positions.
+    """
 
     name: str
     inputs: dict[str, torch.Tensor]
     token_ids: list[int]
     features: list[Feature]
+    composed: bool = False
 
 
 class Reference:
@@ -91,78 +104,153 @@ class Reference:
         self.model = model.eval()
         self.text = self.model.get_submodule(spec.reference.text_path)
         self.vision = self.model.get_submodule(spec.reference.vision_path)
+        features = f"vlmgen.validate.features_{spec.tokens.video_prompt}"
+        self.features_of: Callable[..., list[Feature]]
+        self.features_of = partial(
+            importlib.import_module(features).features_of, config=self.config
+        )
 
-    def prompt(self, name: str, *parts: str | Media) -> Prompt:
+    def prompt(self, name: str, *parts: str | Media, composed: bool = False) -> Prompt:
         """Build a prompt from texts, pictures and videos in order, with the chat template."""
         content: list[dict[str, str]] = []
-        images: list[np.ndarray] = []
-        videos: list[np.ndarray] = []
+        media: dict[str, list[np.ndarray]] = {"image": [], "video": []}
         for part in parts:
             if isinstance(part, str):
                 content.append({"type": "text", "text": part})
             else:
                 content.append({"type": part.kind})
-                (images if part.kind == "image" else videos).append(part.pixels)
+                media[part.kind].append(part.pixels)
         text = self.processor.apply_chat_template(
             [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
         )
         kwargs: dict[str, Any] = {}
-        if images:
-            kwargs["images"] = images
-        if videos:
+        if media["image"]:
+            kwargs["images"] = media["image"]
+        if media["video"]:
             kwargs |= {
-                "videos": videos,
-                "video_metadata": [_metadata(video) for video in videos],
+                "videos": media["video"],
+                "video_metadata": [_metadata(video) for video in media["video"]],
                 "do_sample_frames": False,
             }
         batch = self.processor(text=[text], return_tensors="pt", **kwargs)
         inputs = {name: value for name, value in batch.items() if torch.is_tensor(value)}
         tokens = inputs["input_ids"][0].tolist()
-        return Prompt(name, inputs, tokens, features_of(inputs, self.config))
+        items = [part for part in parts if isinstance(part, Media)]
+        frames = [len(item.pixels) if item.kind == "video" else 0 for item in items]
+        extra = {"frames": frames} if self.spec.vision.input == "tiles" else {}
+        features = self.features_of(inputs, **extra)
+        return Prompt(name, inputs, tokens, features, composed)
 
     @torch.no_grad()
     def logits(self, prompt: Prompt) -> torch.Tensor:
         """Logits of every token of a prompt, `[n, V]`."""
-        return self.model(**prompt.inputs).logits[0]
+        inputs = self._composed(prompt) if prompt.composed else prompt.inputs
+        return self.model(**inputs).logits[0]
 
     @torch.no_grad()
     def greedy(self, prompt: Prompt, new_tokens: int) -> list[int]:
         """The tokens of `generate` without sampling; an end token does not stop it."""
+        if prompt.composed:
+            return self._composed_greedy(prompt, new_tokens)
         self.model.generation_config.eos_token_id = None
         tokens = self.model.generate(
             **prompt.inputs, max_new_tokens=new_tokens, do_sample=False, use_cache=True
         )
         return tokens[0, len(prompt.token_ids) :].tolist()
 
-    @torch.no_grad()
-    def vision_rows(self, pixels: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
-        """Rows as the encoder cache holds them: merged rows, then one part per deepstack level."""
-        output = self.vision(pixels.to(self.dtype), grid_thw=grid.reshape(-1, 3))
-        levels = getattr(output, "deepstack_features", None) or []
-        return torch.cat([output.pooler_output, *levels], dim=-1)
+    def _composed(self, prompt: Prompt) -> dict[str, torch.Tensor]:
+        """Inputs of a prompt that does without transformers' own merge and positions."""
+        ids = prompt.inputs["input_ids"]
+        embeddings = self.text.get_input_embeddings()(ids).clone()
+        for feature in prompt.features:
+            embeddings[0, places_of(feature)] = self.rows_of(feature)
+        positions, _ = upstream_positions(self.spec, self.config, prompt.token_ids, prompt.features)
+        return {
+            "inputs_embeds": embeddings,
+            "position_ids": positions[:, None],
+            "attention_mask": torch.ones_like(ids),
+        }
 
+    def _composed_greedy(self, prompt: Prompt, new_tokens: int) -> list[int]:
+        """As `generate`, which would place the new tokens by its own rule."""
+        inputs, tokens = self._composed(prompt), []
+        position = int(inputs["position_ids"].max())
+        for _ in range(new_tokens):
+            output = self.model(**inputs, use_cache=True)
+            tokens.append(int(output.logits[0, -1].argmax()))
+            position += 1
+            inputs = {
+                "input_ids": torch.tensor([tokens[-1:]]),
+                "position_ids": torch.full((3, 1, 1), position),
+                "past_key_values": output.past_key_values,
+            }
+        return tokens
+
+    @torch.no_grad()
     def rows_of(self, feature: Feature) -> torch.Tensor:
-        """`vision_rows` of one feature."""
+        """Rows as the encoder cache holds them: merged rows, then one part per deepstack level."""
+        pixels, of_item = pixels_of(feature), {}
+        if self.spec.vision.input != "tiles":
+            key = f"{feature.modality}_grid_thw"
+            of_item[key] = torch.tensor([self.grid_of(feature)])
+        # A model without videos of their own takes frames as pictures.
+        name = f"get_{feature.modality}_features"
+        encode = getattr(self.model.model, name, None) or self.model.model.get_image_features
+        output = encode(pixels, **of_item, return_dict=True)
+        levels = getattr(output, "deepstack_features", None) or []
+        parts = (output.pooler_output, *levels)  # each a tensor per item, or per tile
+        return torch.cat([torch.cat(list(part)) for part in parts], dim=-1)
+
+    def grid_of(self, feature: Feature) -> tuple[int, int, int]:
+        """Temporal, height, width of a feature in patches; tiles are frames."""
         assert feature.data is not None
-        grid = feature.data[GRIDS[feature.modality]].data
-        return self.vision_rows(pixels_of(feature), grid)
+        if self.spec.vision.input == "tiles":
+            tiles, _, height, width = pixels_of(feature).shape
+            rows, columns = pair(self.config.vision_config.patch_size)
+            return tiles, height // rows, width // columns
+        t, h, w = feature.data[f"{feature.modality}_grid_thw"].data.tolist()
+        return t, h, w
+
+
+def pair(size: Any) -> tuple[int, int]:
+    """Height and width of a size that a config may state as one number."""
+    return (size, size) if isinstance(size, int) else tuple(size)
+
+
+def pixels_name(feature: Feature) -> str:
+    """Keyword of a feature's pixels."""
+    assert feature.data is not None
+    return next(name for name in feature.data if name.startswith("pixel_values"))
 
 
 def pixels_of(feature: Feature) -> torch.Tensor:
-    """Processor pixels of a feature, `[patches, patch_dim]`."""
+    """Processor pixels of a feature: `[patches, patch_dim]`, `[patches, C, p, p]` or tiles."""
     assert feature.data is not None
-    return next(v.data for name, v in feature.data.items() if name.startswith("pixel_values"))
+    return feature.data[pixels_name(feature)].data
 
 
-def grid_of(feature: Feature) -> tuple[int, int, int]:
-    """Temporal, height, width of a feature, in patches."""
-    assert feature.data is not None
-    t, h, w = feature.data[GRIDS[feature.modality]].data.tolist()
-    return t, h, w
+def places_of(feature: Feature) -> torch.Tensor:
+    """Tokens of the prompt that the feature's rows take the place of."""
+    span = feature.mm_position
+    places = torch.arange(span.offset, span.offset + span.length)
+    return places if span.is_embed is None else places[span.is_embed]
+
+
+def continued(prompt: Prompt, tokens: Sequence[int]) -> Prompt:
+    """A prompt with text tokens after it."""
+    inputs = dict(prompt.inputs)
+    more = torch.tensor([list(tokens)])
+    inputs["input_ids"] = torch.cat([inputs["input_ids"], more], dim=1)
+    for name, value in (("attention_mask", 1), ("mm_token_type_ids", 0)):
+        if name in inputs:
+            filling = torch.full_like(more, value).to(inputs[name].dtype)
+            inputs[name] = torch.cat([inputs[name], filling], dim=1)
+    return replace(prompt, inputs=inputs, token_ids=[*prompt.token_ids, *tokens])
 
 
 def standard_prompts(reference: Reference) -> list[Prompt]:
-    """Twelve prompts: text, pictures of all shapes, videos, and mixtures in both orders."""
+    """Text, pictures of all shapes and, where the family has them, videos and mixtures."""
+    prompt = reference.prompt
 
     def image(name: str, height: int, width: int) -> Media:
         return Media("image", picture(name, height, width))
@@ -172,38 +260,55 @@ def standard_prompts(reference: Reference) -> list[Prompt]:
 
     landscape, portrait = image("coffee", 128, 192), image("rocket", 192, 96)
     smallest = image("chelsea", 32, 32)  # scaled up to the least that the processor makes
-    clip, long_clip = video("flower", 6, 64, 96), video("china", 9, 96, 128)
     ask = "What is in the picture?"
-    return [
-        reference.prompt("text", "The capital of France is"),
-        reference.prompt("long text", "Count the words of this sentence, please. " * 12),
-        reference.prompt("picture", landscape, ask),
-        reference.prompt("portrait", portrait, ask),
-        reference.prompt("smallest picture", smallest, ask),
-        reference.prompt("grey picture", image("camera", 160, 160), "Who is that?"),
-        reference.prompt("three pictures", landscape, "one", portrait, "two", smallest, ask),
-        reference.prompt("same picture twice", portrait, " and ", portrait, "Are they equal?"),
-        reference.prompt("video", clip, "What moves?"),
-        reference.prompt("long video", "Look: ", long_clip, "What moves?"),
-        reference.prompt("picture and video", landscape, "then", clip, "Compare."),
-        reference.prompt("video and picture", clip, "then", portrait, "Compare."),
-        reference.prompt(
-            "mixture", portrait, "a", clip, "b", smallest, "c", long_clip, "d", landscape, "?"
-        ),
+    prompts = [
+        prompt("text", "The capital of France is"),
+        prompt("long text", "Count the words of this sentence, please. " * 12),
+        prompt("picture", landscape, ask),
+        prompt("portrait", portrait, ask),
+        prompt("smallest picture", smallest, ask),
+        prompt("grey picture", image("camera", 160, 160), "Who is that?"),
+        prompt("three pictures", landscape, "one", portrait, "two", smallest, ask),
+        prompt("same picture twice", portrait, " and ", portrait, "Are they equal?"),
     ]
+    spec = reference.spec
+    if spec.inputs.video is None:
+        return prompts
+    clip, long_clip = video("flower", 6, 64, 96), video("china", 9, 96, 128)
+    # transformers' model takes the image token for both, and refuses pictures beside a video.
+    second = long_clip
+    if spec.vision.input == "tiles":  # the processor stacks the videos of a prompt
+        second = video("china", 6, 96, 128)
+    mixed = partial(prompt, composed=spec.tokens.video_prompt == "per_frame_image_token")
+    prompts += [
+        prompt("video", clip, "What moves?"),
+        prompt("long video", "Look: ", long_clip, "What moves?"),
+        mixed("picture and video", landscape, "then", clip, "Compare."),
+        mixed("video and picture", clip, "then", portrait, "Compare."),
+        mixed("mixture", portrait, "a", clip, "b", smallest, "c", second, "d", landscape, "?"),
+    ]
+    if spec.tokens.positions == "mrope_block":
+        # transformers goes on after a video at its longer side, however many frames there are.
+        very_long = video("flower", 14, 64, 96)
+        prompts.append(prompt("very long video", "See", very_long, "What moves?", composed=True))
+    return prompts
 
 
-def vision_settings(prompts: Sequence[Prompt], *, scale: int = 1) -> dict[str, Any]:
+def vision_settings(
+    reference: Reference, prompts: Sequence[Prompt], *, scale: int = 1
+) -> dict[str, Any]:
     """Smallest legal vision block and buckets that serve the prompts.
 
     Args:
+        reference: Knows the grids.
         prompts: All prompts of the run.
         scale: Factor on the block size, for a second run with larger blocks.
     """
-    grids = [[grid_of(feature) for feature in prompt.features] for prompt in prompts]
-    largest = max((h * w for items in grids for _, h, w in items), default=1)
+    lead = reference.spec.vision.lead
+    grids = [[reference.grid_of(feature) for feature in prompt.features] for prompt in prompts]
+    largest = max((h * w + lead for items in grids for _, h, w in items), default=1)
     block = -(-largest // 128) * 128 * scale
-    blocks = [sum(-(-(t * h * w) // block) for t, h, w in items) for items in grids]
+    blocks = [sum(-(-t // (block // (h * w + lead))) for t, h, w in items) for items in grids]
     most = max([*blocks, 1])
     return {
         "vision_attention_block_size": block,

@@ -127,7 +127,7 @@ class Run:
         from vlmgen.validate.end_to_end import NEW_TOKENS
         from vlmgen.validate.reference import text_settings, vision_settings
 
-        vision = vision_settings(self.prompts)
+        vision = vision_settings(self.reference, self.prompts)
         return {"vision_neuron_config": vision, **text_settings(self.prompts, NEW_TOKENS)}
 
     @cached_property
@@ -263,7 +263,7 @@ class Run:
         reference = Reference(checkpoint, self.spec)
         prompts = [p for p in standard_prompts(reference) if p.name in _PARALLEL_PROMPTS]
         settings = {
-            "vision_neuron_config": vision_settings(prompts),
+            "vision_neuron_config": vision_settings(reference, prompts),
             "seq_buckets": (1, len(prompts)),
             **text_settings(prompts, parallel.NEW_TOKENS),
         }
