@@ -11,6 +11,8 @@ from vlmgen.tiny.family import load_family
 if TYPE_CHECKING:
     from vlmgen.spec import Spec
 
+TOKENS = ("image", "video", "vision_start", "vision_end", "video_start", "video_end")
+
 # Activation in the spec -> what a docstring calls it.
 ACTIVATION_NAME = {
     "silu": "SiLU",
@@ -34,6 +36,7 @@ def words(spec: Spec) -> dict[str, Any]:
     image_processor, image_processor_arguments = tiny["processor"]["image_processor"]
     return {
         "checkpoint_names": spec.checkpoint_names,
+        "token_names": [name for name in TOKENS if getattr(spec.tokens, name) is not None],
         "tiny_config": tiny["config_kwargs"],
         "image_processor": identifier(image_processor),
         "image_processor_arguments": image_processor_arguments,
