@@ -63,7 +63,8 @@ from vllm_neuron_qwen3_vl.utils.preprocessing import rotary_tables
 from vllm_neuron_qwen3_vl.weight_loaders import CheckpointError
 
 from vlmgen.tiny.build import build_tiny
-from vlmgen.validate.driver import PackageDriver, features_of
+from vlmgen.validate.driver import PackageDriver
+from vlmgen.validate.features_per_frame_timestamp import features_of
 
 IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
 VIDEO = "<|vision_start|><|video_pad|><|vision_end|>"

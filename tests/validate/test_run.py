@@ -26,5 +26,6 @@ def test_the_package_equals_hugging_face(repository: Path, tmp_path: Path) -> No
     for row in rows:
         fewest = 5 if row["group"] == "parallel" else 10
         assert row["inputs"] >= fewest, row
-    assert next(row for row in rows if row["check"] == "random mixtures")["inputs"] == 500
+    mixtures = [row["inputs"] for row in rows if row["check"].startswith("mixtures")]
+    assert mixtures == [250, 250]
     assert "checks passed" in page.read_text()

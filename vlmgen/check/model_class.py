@@ -40,7 +40,11 @@ class _Class:
 
 
 def check_model_class(
-    source: PackageSource, api: Api, architecture: str, inputs: Sequence[str]
+    source: PackageSource,
+    api: Api,
+    architecture: str,
+    inputs: Sequence[str],
+    absent: Sequence[str] = (),
 ) -> list[Finding]:
     """The members that the runner calls, with the parameters it passes.
 
@@ -49,8 +53,19 @@ def check_model_class(
         api: The contract.
         architecture: Name under which the model is registered.
         inputs: Keywords of the processor that reach `embed_multimodal`.
+        absent: Members that a family of this kind has not.
     """
-    return sorted(set(_Checker(source, api, architecture, inputs).run()))
+    return sorted(set(_Checker(source, api, architecture, inputs, absent).run()))
+
+
+def absent_members(spec: Spec) -> list[str]:
+    """Members of the contract that a family with these axis values has not."""
+    absent = []
+    if spec.text.rope.kind != "mrope":
+        absent.append("get_mrope_input_positions")
+    if spec.vision.input == "tiles":  # the processor has no limit in pixels
+        absent.append("get_max_pixels_token_count")
+    return absent
 
 
 def processor_keywords(spec: Spec) -> list[str]:
@@ -61,9 +76,15 @@ def processor_keywords(spec: Spec) -> list[str]:
 
 class _Checker:
     def __init__(
-        self, source: PackageSource, api: Api, architecture: str, inputs: Sequence[str]
+        self,
+        source: PackageSource,
+        api: Api,
+        architecture: str,
+        inputs: Sequence[str],
+        absent: Sequence[str],
     ) -> None:
         self.source, self.architecture, self.inputs = source, architecture, list(inputs)
+        self.absent = frozenset(absent)
         self.types = Types(source, api)
         assert api.model is not None
         self.wanted = api.model
@@ -109,7 +130,7 @@ class _Checker:
 
     def _methods(self, model: _Class) -> Iterator[Finding]:
         for name, wanted in self.wanted.methods.items():
-            if name in FACTORY_METHODS or name in ("load_weights_lite", "from_configs"):
+            if name in (*FACTORY_METHODS, "load_weights_lite", "from_configs", *self.absent):
                 continue
             method = model.methods.get(name)
             if method is None:
@@ -302,6 +323,8 @@ class _Checker:
                 factory, node, "VG114", "the factory is no nn.Module", "derive it from nn.Module"
             )  # fmt: skip
         for name in ("from_configs", *FACTORY_METHODS):
+            if name in self.absent:
+                continue
             method = factory.methods.get(name)
             if method is None or not _decorated(method, "classmethod"):
                 what = "has no" if method is None else "does not mark as classmethod"

@@ -13,7 +13,7 @@ from vlmgen.check.device_rules import check_device_rules
 from vlmgen.check.finding import RULES, Finding
 from vlmgen.check.integrity import check_integrity
 from vlmgen.check.legality import check_legality
-from vlmgen.check.model_class import check_model_class, processor_keywords
+from vlmgen.check.model_class import absent_members, check_model_class, processor_keywords
 from vlmgen.check.source import PackageSource, read_package
 from vlmgen.errors import MissingDependencyError, UsageError
 
@@ -99,7 +99,13 @@ def _spec_checks(source: PackageSource, say: Callable[[str], None]) -> list[Find
     from vlmgen.spec.load import load_spec
 
     spec = load_spec(path)
-    found = check_model_class(source, recorded_api(), spec.architecture, processor_keywords(spec))
+    found = check_model_class(
+        source,
+        recorded_api(),
+        spec.architecture,
+        processor_keywords(spec),
+        absent_members(spec),
+    )
     say(f"{source.root}: parallel legality")
     found += check_legality(source, spec)
     missing = [name for name in COVERAGE_NEEDS if importlib.util.find_spec(name) is None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -41,32 +42,39 @@ class Mixture:
         return self.inputs["input_ids"][0].tolist()
 
 
-def check_positions(reference: Reference, driver: PackageDriver, report: Report) -> None:
-    """Compare positions and deltas of random mixtures, and of text alone, exactly.
+def position_checks(
+    reference: Reference, driver: PackageDriver, report: Report
+) -> list[tuple[str, Callable[[], None]]]:
+    """Name and function of every check; a function adds its row.
 
     Where transformers and vLLM place what follows a long video differently, the package follows
     vLLM, and transformers is asked about videos on which both agree.
     """
     if not driver.uses_mrope:
-        _check_one_axis(driver, report)
-        return
+        return [("one axis", partial(_check_one_axis, "one axis", driver, report))]
     block = reference.spec.tokens.positions == "mrope_block"
-    short = "; videos no longer than their sides" if block else ""
-    _compare(reference, driver, report, "against vLLM", vllm_positions, long_videos=True)
-    _compare(
-        reference, driver, report, "against transformers", reference_positions, not block, short
-    )
+    detail = "; videos no longer than their sides" if block else ""
+    compare = partial(_compare, reference, driver, report)
+    checks: dict[str, Callable[..., None]] = {
+        "mixtures against vLLM": partial(compare, vllm_positions, long_videos=True),
+        "mixtures against transformers": partial(
+            compare, reference_positions, long_videos=not block, detail=detail
+        ),
+    }
+    return [(name, partial(check, name)) for name, check in checks.items()]
 
 
 def _compare(
     reference: Reference,
     driver: PackageDriver,
     report: Report,
-    name: str,
     expect: Callable[[Reference, Mixture], Positions],
+    name: str,
+    *,
     long_videos: bool,
     detail: str = "",
 ) -> None:
+    """Positions and deltas of random mixtures, and of text alone, exactly."""
     generator = random.Random(name)
     wrong, example = 0, ""
     for number in range(MIXTURES):
@@ -83,22 +91,21 @@ def _compare(
         grids = [(feature.modality, reference.grid_of(feature)) for feature in mixture.features]
         example = example or f"; first: mixture {number}, {grids}, delta {delta}/{expected_delta}"
     detail = f"differing; positions and deltas{detail}{example}"
-    check = f"random mixtures {name}"
-    report.rows.append(Row(GROUP, check, MIXTURES, float(wrong), 0.0, wrong == 0, detail))
+    report.rows.append(Row(GROUP, name, MIXTURES, float(wrong), 0.0, wrong == 0, detail))
 
 
-def _check_one_axis(driver: PackageDriver, report: Report) -> None:
+def _check_one_axis(name: str, driver: PackageDriver, report: Report) -> None:
     """Without M-RoPE the runner gives places 0, 1, 2, ... and asks the package for nothing."""
-    names = ("get_mrope_input_positions", "supports_mrope")
+    members = ("get_mrope_input_positions", "supports_mrope")
     present = [
-        name
-        for name in names
+        member
+        for member in members
         for owner in (driver.model, driver.factory)
-        if getattr(owner, name, False)
+        if getattr(owner, member, False)
     ]
     detail = f"declares {present}" if present else "no M-RoPE; places count from 0"
     passed = not present
-    report.rows.append(Row(GROUP, "one axis", len(names), float(len(present)), 0.0, passed, detail))
+    report.rows.append(Row(GROUP, name, len(members), float(len(present)), 0.0, passed, detail))
 
 
 def vllm_positions(reference: Reference, mixture: Mixture) -> Positions:

@@ -225,13 +225,10 @@ class Run:
             self.attempt(group, name, function)
 
     def _positions(self, group: str) -> None:
-        from vlmgen.validate.positions import check_positions
+        from vlmgen.validate.positions import position_checks
 
-        self.attempt(
-            group,
-            "random mixtures",
-            lambda: check_positions(self.reference, self.driver, self.report),
-        )
+        for name, function in position_checks(self.reference, self.driver, self.report):
+            self.attempt(group, name, function)
 
     def _precision(self, group: str) -> None:
         from vlmgen.validate.driver import PackageDriver
