@@ -23,7 +23,7 @@ import torch
 import transformers
 from vllm_neuron.parallel import neuron_parallel_state
 
-from .support import build_package, build_reference, tiny_config
+from .support import build_package, build_reference, save_checkpoint, tiny_config
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -54,7 +54,7 @@ def reference(config):
 @pytest.fixture(scope="session")
 def checkpoint(reference, tmp_path_factory) -> str:
     folder = tmp_path_factory.mktemp("checkpoint")
-    reference.save_pretrained(folder)
+    save_checkpoint(reference, folder)
     return str(folder)
 
 

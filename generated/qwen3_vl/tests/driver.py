@@ -24,6 +24,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 from vllm.distributed.parallel_state import get_tp_group
+from vllm.multimodal.inputs import PlaceholderRange
+from vllm.transformers_utils.config import uses_mrope
 from vllm_neuron.model.interfaces import (
     SupportsMRoPE,
     SupportsSpatialMerge,
@@ -44,24 +46,16 @@ class RunnerContractError(RuntimeError):
 
 @dataclass(frozen=True)
 class FieldElement:
-    """One processor output of one item, wrapped as vLLM wraps it."""
-
-    data: Any
-
-
-@dataclass(frozen=True)
-class PlaceholderRange:
-    """Where an item stands in the prompt.
+    """One processor output of one item, wrapped as vLLM wraps it.
 
     Args:
-        offset: First token.
-        length: Number of tokens, separators between frames included.
-        is_embed: bool `[length]`, True where a vision row goes; None for all.
+        data: What belongs to the item.
+        kind: How vLLM joins the items of a call. `flat`: rows after one another. `batched`: one
+            entry per item, stacked where all have one shape. `shared`: the same for all.
     """
 
-    offset: int
-    length: int
-    is_embed: torch.Tensor | None = None
+    data: Any
+    kind: str = "flat"
 
 
 @dataclass(frozen=True)
@@ -74,64 +68,62 @@ class Feature:
     mm_position: PlaceholderRange
 
 
-PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
-GRIDS = {"image": "image_grid_thw", "video": "video_grid_thw"}
-
-
-def features_of(inputs: Mapping[str, Any], config: Any) -> list[Feature]:
-    """Features of one prompt, from the output of the Hugging Face processor.
+def make_feature(
+    modality: str,
+    data: dict[str, FieldElement],
+    tokens: Sequence[int],
+    first: int,
+    last: int,
+    embed: int | None = None,
+) -> Feature:
+    """A feature at tokens `first .. last - 1`; its name is a hash of its contents.
 
     Args:
-        inputs: `input_ids` `[1, n]`, and pixels and grids of the images and videos there are.
-        config: The Hugging Face configuration, for the placeholder ids.
-
-    Returns:
-        The features in prompt order.
+        modality: `image` or `video`.
+        data: Processor outputs of the item.
+        tokens: The prompt.
+        first, last: Where the item stands in it, separators between frames included.
+        embed: The token that stands for a vision row; None for all tokens of the range.
     """
-    tokens = inputs["input_ids"][0].tolist()
-    found: list[Feature] = []
-    for modality, token in (("image", config.image_token_id), ("video", config.video_token_id)):
-        if inputs.get(GRIDS[modality]) is None:
-            continue
-        runs = iter(_runs(tokens, token))
-        pixels = inputs[PIXELS[modality]]
-        for grid in inputs[GRIDS[modality]]:
-            item, pixels = pixels.split([int(grid.prod()), len(pixels) - int(grid.prod())])
-            frames = [next(runs) for _ in range(int(grid[0]) if modality == "video" else 1)]
-            data = {PIXELS[modality]: FieldElement(item), GRIDS[modality]: FieldElement(grid)}
-            if modality == "video":  # vLLM hands these on as well; a model must put up with them
-                data["timestamps"] = FieldElement([float(i) for i in range(len(frames))])
-                place = _video_place(tokens, frames, token, config.vision_start_token_id)
-            else:
-                place = PlaceholderRange(frames[0][0], frames[0][1])
-            digest = hashlib.sha256(item.float().numpy().tobytes() + repr(grid).encode())
-            found.append(Feature(modality, data, digest.hexdigest()[:16], place))
-    return sorted(found, key=lambda feature: feature.mm_position.offset)
+    digest = hashlib.sha256(modality.encode())
+    for name, element in sorted(data.items()):
+        value = element.data
+        digest.update(name.encode())
+        digest.update(value.float().numpy().tobytes() if torch.is_tensor(value) else b"")
+    mask = None if embed is None else torch.tensor(tokens[first:last]) == embed
+    place = PlaceholderRange(offset=first, length=last - first, is_embed=mask)
+    return Feature(modality, data, digest.hexdigest()[:16], place)
 
 
-def _runs(tokens: Sequence[int], token: int) -> list[tuple[int, int]]:
-    """(first, length) of every unbroken run of `token`."""
+def grid_items(
+    inputs: Mapping[str, Any], pixels: str, grids: str, kind: str = "flat"
+) -> Iterator[dict[str, FieldElement]]:
+    """Pixel rows and grid of every item, from a processor that joins the rows of all items.
+
+    Args:
+        inputs: Output of the Hugging Face processor.
+        pixels: Name of the rows `[sum of t*h*w, ...]`.
+        grids: Name of the grids `[items, 3]`; nothing is there without them.
+        kind: How vLLM joins the pixels again.
+    """
+    if inputs.get(grids) is None:
+        return
+    rows = inputs[pixels]
+    for grid in inputs[grids]:
+        count = int(grid.prod())
+        yield {pixels: FieldElement(rows[:count], kind), grids: FieldElement(grid, "batched")}
+        rows = rows[count:]
+
+
+def runs_of(tokens: Sequence[int], token: int) -> list[tuple[int, int]]:
+    """(first, one past the last) of every unbroken run of `token`."""
     runs, place = [], 0
     for value, group in groupby(tokens):
         length = len(list(group))
         if value == token:
-            runs.append((place, length))
+            runs.append((place, place + length))
         place += length
     return runs
-
-
-def _video_place(
-    tokens: Sequence[int], frames: Sequence[tuple[int, int]], video_token: int, start_token: int
-) -> PlaceholderRange:
-    """From the first frame's time stamp to the last frame's end marker.
-
-    `<start> 0.5s <start> v v <end> 1.5s <start> v v <end> <end>`: the outer markers stay outside.
-    """
-    inner = frames[0][0] - 1
-    outer = max(i for i in range(inner) if tokens[i] == start_token)
-    first, last = outer + 1, frames[-1][0] + frames[-1][1]
-    span = torch.tensor(tokens[first : last + 1])
-    return PlaceholderRange(first, len(span), span == video_token)
 
 
 # --------------------------------------------------------------------------------------- requests
@@ -144,14 +136,14 @@ class Request:
     Args:
         token_ids: Prompt, then what was generated.
         features: Images and videos of the prompt.
-        positions: int64 `[3, prompt length]`, axes t, h, w.
+        positions: int64 `[3, prompt length]`, axes t, h, w; None without M-RoPE.
         delta: Position of a later token = its place + delta.
     """
 
     token_ids: list[int]
     features: list[Feature]
-    positions: torch.Tensor
-    delta: int
+    positions: torch.Tensor | None = None
+    delta: int = 0
     blocks: list[int] = field(default_factory=list)
     num_computed: int = 0
 
@@ -218,6 +210,7 @@ class PackageDriver:
         self.rank = torch.tensor(tp_group.rank_in_group, dtype=torch.int32)
         self.hf_config = hf_config = read_config(checkpoint_dir, dtype)
         self.text_config = hf_config.get_text_config()
+        self.uses_mrope = uses_mrope(hf_config)
         self.neuron_config = NeuronConfig.from_dict(
             {
                 "on_device_sampling_config": {} if on_device_sampling else None,
@@ -260,7 +253,7 @@ class PackageDriver:
     # ------------------------------------------------------------------------------- construction
 
     def _check_interfaces(self) -> None:
-        for protocol in (SupportsVisionWarmup, SupportsMRoPE):
+        for protocol in (SupportsVisionWarmup, *([SupportsMRoPE] if self.uses_mrope else [])):
             if not isinstance(self.model, protocol):
                 raise RunnerContractError(f"the model is no {protocol.__name__}")
         if not issubclass(self.factory, SupportsSpatialMerge):
@@ -360,7 +353,7 @@ class PackageDriver:
                 ("prefill", tokens, 1),
                 input_ids=ids,
                 positions=places,
-                rotary_position_ids=places.repeat(3, 1),
+                rotary_position_ids=places.repeat(3, 1) if self.uses_mrope else None,
                 table=torch.arange(self.max_blocks_per_seq, dtype=torch.int32)[None],
                 slots=torch.zeros(tokens, dtype=torch.int64),
                 max_query_len=tokens,
@@ -379,7 +372,7 @@ class PackageDriver:
                 ("decode", batch, batch),
                 input_ids=torch.ones(batch, dtype=torch.int32),
                 positions=torch.full((batch,), 255),
-                rotary_position_ids=torch.full((3, batch), 255),
+                rotary_position_ids=torch.full((3, batch), 255) if self.uses_mrope else None,
                 table=table.repeat(batch, 1),
                 slots=torch.zeros(batch, dtype=torch.int64),
                 max_query_len=1,
@@ -392,6 +385,8 @@ class PackageDriver:
     def add_request(self, token_ids: Sequence[int], features: Sequence[Feature] = ()) -> Request:
         """Take a new request in: its positions are computed once, here."""
         tokens = list(token_ids)
+        if not self.uses_mrope:
+            return Request(tokens, list(features))
         positions, delta = self.model.get_mrope_input_positions(tokens, list(features))
         if positions.dtype != torch.int64 or positions.shape != (3, len(tokens)):
             raise RunnerContractError(
@@ -429,11 +424,7 @@ class PackageDriver:
         kwargs: dict[str, Any] = {}
         items = [feature.data for feature in features if feature.data is not None]
         for name in items[0]:
-            values = [item[name].data for item in items]
-            if name in GRIDS.values():
-                kwargs[name] = torch.stack(values)
-            else:
-                kwargs[name] = torch.cat(values) if torch.is_tensor(values[0]) else values
+            kwargs[name] = _joined([item[name] for item in items])
         keys = [feature.identifier for feature in features]
         buffer = self.encoder_cache.buffer
         before = buffer.clone()
@@ -481,9 +472,7 @@ class PackageDriver:
                 ("prefill", padded, len(rows)),
                 input_ids=torch.cat([ids, self._padding_ids(padding)]),
                 positions=torch.cat([place, torch.full((padding,), tokens - 1)]),
-                rotary_position_ids=torch.cat(
-                    [request.positions, self._padding_positions(3, padding)], dim=1
-                ),
+                rotary_position_ids=self._rotary(request.positions, padding),
                 table=self._table([request], 1),
                 slots=torch.cat([slots, torch.full((padding,), self.padding_slot)]),
                 max_query_len=padded,
@@ -524,9 +513,7 @@ class PackageDriver:
                 ("decode", padded, padded),
                 input_ids=torch.cat([ids, self._padding_ids(padding)]),
                 positions=torch.cat([place, torch.zeros(padding, dtype=torch.int64)]),
-                rotary_position_ids=torch.cat(
-                    [(place + delta).repeat(3, 1), self._padding_positions(3, padding)], dim=1
-                ),
+                rotary_position_ids=self._rotary((place + delta).repeat(3, 1), padding),
                 table=self._table(requests, padded),
                 slots=slots,
                 max_query_len=1,
@@ -605,10 +592,14 @@ class PackageDriver:
         high = self.text_config.vocab_size
         return torch.randint(0, high, (count,), generator=self._random, dtype=torch.int32)
 
-    def _padding_positions(self, axes: int, count: int) -> torch.Tensor:
-        if self.noise is None:
-            return torch.zeros(axes, count, dtype=torch.int64)
-        return torch.randint(0, self.max_model_len, (axes, count), generator=self._random)
+    def _rotary(self, positions: torch.Tensor | None, padding: int) -> torch.Tensor | None:
+        """Positions `[3, n]` with padding; None without M-RoPE."""
+        if positions is None or not self.uses_mrope:
+            return None
+        filling = torch.zeros(3, padding, dtype=torch.int64)
+        if self.noise is not None:
+            filling = torch.randint(0, self.max_model_len, (3, padding), generator=self._random)
+        return torch.cat([positions, filling], dim=1)
 
     def _fill(self, tensor: torch.Tensor, blocks: Sequence[int] | None = None) -> None:
         """Noise into a whole tensor, or into some blocks of a KV cache `[2, blocks, ...]`."""
@@ -662,7 +653,7 @@ class PackageDriver:
         *,
         input_ids: torch.Tensor,
         positions: torch.Tensor,
-        rotary_position_ids: torch.Tensor,
+        rotary_position_ids: torch.Tensor | None,
         table: torch.Tensor,
         slots: torch.Tensor,
         max_query_len: int,
@@ -674,7 +665,6 @@ class PackageDriver:
         kwargs = {
             "input_ids": input_ids,
             "positions": positions,
-            "rotary_position_ids": rotary_position_ids,
             "attn_metadata": dict.fromkeys(self._kv, layer_metadata),
             "sampling_positions": rows,
             "sampling_params": params,
@@ -683,6 +673,8 @@ class PackageDriver:
             "logit_mask": None,
             **vision,
         }
+        if self.uses_mrope:
+            kwargs["rotary_position_ids"] = rotary_position_ids
         self._check_signature(graph, kwargs)
         return self.model(**kwargs)
 
@@ -748,6 +740,19 @@ class PackageDriver:
         yield
         if not torch.equal(cache[:, others], before):
             raise RunnerContractError(f"{name}: KV blocks of other requests were changed")
+
+
+def _joined(elements: Sequence[FieldElement]) -> Any:
+    """One processor output of several items, as vLLM hands it to `embed_multimodal`."""
+    values = [element.data for element in elements]
+    if elements[0].kind == "shared":
+        return values[0]
+    if not torch.is_tensor(values[0]):
+        return values
+    if elements[0].kind == "flat":
+        return torch.cat(values)
+    same = all(value.shape == values[0].shape for value in values)
+    return torch.stack(values) if same else values
 
 
 def describe(value: Any) -> Any:

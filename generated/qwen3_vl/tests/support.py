@@ -1,4 +1,4 @@
-"""A tiny Qwen3-VL with random weights, as Hugging Face builds it and as it is loaded here.
+"""A tiny Qwen3-VL with random weights: Hugging Face's, and as it is loaded here.
 
 Every weight is moved off its usual start value, so that a forgotten bias, norm or table shows.
 """
@@ -75,6 +75,11 @@ def build_reference(config: transformers.PretrainedConfig, seed: int = 0) -> tor
             else:
                 parameter.copy_(noise * parameter[0].numel() ** -0.5)
     return model
+
+
+def save_checkpoint(model: torch.nn.Module, folder, **save) -> None:
+    """Write a model as its published checkpoints are."""
+    model.save_pretrained(folder, **save)
 
 
 def neuron_configs(ranks: int = 1) -> dict:

@@ -5,7 +5,8 @@ import pytest
 import torch
 from vllm_neuron_qwen3_vl.factory import Qwen3VLForConditionalGeneration
 
-from .driver import PackageDriver, features_of
+from .driver import PackageDriver
+from .features import features_of
 from .support import relative_error
 
 LIMIT = 1e-4
@@ -20,52 +21,74 @@ def pictures() -> list[np.ndarray]:
     return [photo[50:178, 100:292], photo[30:254, 150:246], photo[200:232, 200:232]]
 
 
-def prompt(kind: str, config, image_processor) -> dict:
-    """Model inputs; pictures go through Hugging Face's own image processor."""
-    image, video = config.image_token_id, config.video_token_id
-    start, end = config.vision_start_token_id, config.vision_end_token_id
-    ids, pixels, grids = [72, 101, 108], [], []
+class Prompt:
+    """Tokens and pixels of a prompt; pictures go through Hugging Face's own image processor."""
 
-    def add_image(picture):
-        batch = image_processor(images=[picture], return_tensors="pt")
-        pixels.append(batch["pixel_values"])
-        grids.append(batch["image_grid_thw"])
-        ids.extend([start, *[image] * (int(batch["image_grid_thw"].prod()) // 4), end, 32])
+    def __init__(self, kind: str, config, image_processor) -> None:
+        self.config, self.image_processor = config, image_processor
+        self.tokens, self.types = [], []
+        self.pixels, self.grids = {"image": [], "video": []}, {"image": [], "video": []}
+        self.put(72, 101, 108)
+        first, second, third = pictures()
+        for part in kind.split(" and "):
+            if part == "image":
+                self.image(first if kind == "image" else second)
+            elif part == "three images":
+                for picture in (first, second, third):
+                    self.image(picture)
+            elif part == "video":
+                self.video([np.roll(first[:96, :96], 9 * i, 1) for i in range(3)])
+        self.put(87, 104, 97, 116, 63)
 
-    def add_video():
-        frames = [picture[:96, :96] for picture in pictures()[:1] * 3]
-        batch = image_processor(
-            images=[np.roll(f, 9 * i, 1) for i, f in enumerate(frames)], return_tensors="pt"
-        )
-        grid = torch.tensor([[len(frames), *batch["image_grid_thw"][0, 1:].tolist()]])
-        inputs["pixel_values_videos"], inputs["video_grid_thw"] = batch["pixel_values"], grid
-        ids.append(start)
+    def put(self, *tokens: int, kind: int = 0) -> None:
+        self.tokens += tokens
+        self.types += [kind] * len(tokens)
+
+    def rows(self, token: int, modality: str, pictures: list[np.ndarray]) -> list[int]:
+        """The placeholders of one picture or frame; its pixels are kept."""
+        batch = self.image_processor(images=pictures, return_tensors="pt")
+        self.pixels[modality].append(batch["pixel_values"])
+        _, height, width = batch["image_grid_thw"][0].tolist()
+        self.grids[modality].append([len(pictures), height, width])
+        return [token] * (height * width // 4)
+
+    def image(self, picture: np.ndarray) -> None:
+        rows = self.rows(self.config.image_token_id, "image", [picture])
+        self.put(self.config.vision_start_token_id)
+        self.put(*rows, kind=1)
+        self.put(self.config.vision_end_token_id, 32)
+
+    def video(self, frames: list[np.ndarray]) -> None:
+        start, end = self.config.vision_start_token_id, self.config.vision_end_token_id
+        rows = self.rows(self.config.video_token_id, "video", frames)
+        self.put(start)
         for _ in frames:
-            ids.extend([48, 46, start, *[video] * (int(grid[0, 1:].prod()) // 4), end])
-        ids.append(end)
+            self.put(48, 46, start)
+            self.put(*rows, kind=2)
+            self.put(end)
+        self.put(end)
 
-    inputs = {}
-    steps = {
-        "text": [],
-        "image": [lambda: add_image(pictures()[0])],
-        "three images": [lambda p=p: add_image(p) for p in pictures()],
-        "video": [add_video],
-        "image and video": [lambda: add_image(pictures()[1]), add_video],
-        "video and image": [add_video, lambda: add_image(pictures()[1])],
-    }
-    for step in steps[kind]:
-        step()
-    ids.extend([87, 104, 97, 116, 63])
-    if pixels:
-        inputs["pixel_values"], inputs["image_grid_thw"] = torch.cat(pixels), torch.cat(grids)
-    tokens = torch.tensor([ids])
-    kinds = (tokens == image).int() + 2 * (tokens == video).int()
-    return {
-        "input_ids": tokens,
-        "attention_mask": torch.ones_like(tokens),
-        "mm_token_type_ids": kinds,
-        **inputs,
-    }
+    @property
+    def inputs(self) -> dict:
+        """Arguments of the model."""
+        tokens = torch.tensor([self.tokens])
+        inputs = {
+            "input_ids": tokens,
+            "attention_mask": torch.ones_like(tokens),
+            "mm_token_type_ids": torch.tensor([self.types]),
+        }
+        if self.pixels["image"]:
+            inputs["pixel_values"] = torch.cat(self.pixels["image"])
+            inputs["image_grid_thw"] = torch.tensor(self.grids["image"])
+        if self.pixels["video"]:
+            inputs["pixel_values_videos"] = torch.cat(self.pixels["video"])
+            inputs["video_grid_thw"] = torch.tensor(self.grids["video"])
+        return inputs
+
+    @property
+    def features(self) -> list:
+        """Images and videos as vLLM describes them."""
+        return features_of(self.inputs, self.config)
 
 
 @pytest.fixture(scope="module")
@@ -89,37 +112,31 @@ def driver(checkpoint):
     return PackageDriver(Qwen3VLForConditionalGeneration, checkpoint)
 
 
-def hf_logits(reference, inputs):
-    return reference(**inputs).logits[0]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_prefill_logits_of_every_token(driver, reference, config, image_processor, kind):
-    inputs = prompt(kind, config, image_processor)
-    request = driver.add_request(inputs["input_ids"][0].tolist(), features_of(inputs, config))
-    logits = driver.prefill(request, rows=range(inputs["input_ids"].shape[1]))
+    prompt = Prompt(kind, config, image_processor)
+    request = driver.add_request(prompt.tokens, prompt.features)
+    logits = driver.prefill(request, rows=range(len(prompt.tokens)))
     driver.release(request)
-    assert relative_error(logits, hf_logits(reference, inputs)) <= LIMIT
+    assert relative_error(logits, reference(**prompt.inputs).logits[0]) <= LIMIT
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_tokens_through_the_paged_cache(driver, reference, config, image_processor, kind):
-    inputs = prompt(kind, config, image_processor)
-    request = driver.add_request(inputs["input_ids"][0].tolist(), features_of(inputs, config))
+    prompt = Prompt(kind, config, image_processor)
+    request = driver.add_request(prompt.tokens, prompt.features)
     tokens, _ = driver.generate([request], 32)
     driver.release(request)
-    expected = reference.generate(**inputs, max_new_tokens=32, do_sample=False, eos_token_id=None)
-    assert tokens[0] == expected[0, inputs["input_ids"].shape[1] :].tolist()
+    expected = reference.generate(
+        **prompt.inputs, max_new_tokens=32, do_sample=False, eos_token_id=None
+    )
+    assert tokens[0] == expected[0, len(prompt.tokens) :].tolist()
 
 
 def test_a_batch_of_requests_decodes_like_each_alone(driver, config, image_processor):
     def requests():
-        return [
-            driver.add_request(inputs["input_ids"][0].tolist(), features_of(inputs, config))
-            for inputs in (
-                prompt(kind, config, image_processor) for kind in ("text", "image", "video")
-            )
-        ]
+        prompts = [Prompt(kind, config, image_processor) for kind in ("text", "image", "video")]
+        return [driver.add_request(prompt.tokens, prompt.features) for prompt in prompts]
 
     together = requests()
     batched, _ = driver.generate(together, 8)
@@ -133,11 +150,11 @@ def test_a_batch_of_requests_decodes_like_each_alone(driver, config, image_proce
 def test_noise_in_padding_scratch_and_unused_blocks_has_no_effect(
     driver, checkpoint, config, image_processor
 ):
-    inputs = prompt("three images", config, image_processor)
+    prompt = Prompt("three images", config, image_processor)
     noisy = PackageDriver(Qwen3VLForConditionalGeneration, checkpoint, noise=50.0, padding_slot=-1)
     results = []
     for one in (driver, noisy):
-        request = one.add_request(inputs["input_ids"][0].tolist(), features_of(inputs, config))
+        request = one.add_request(prompt.tokens, prompt.features)
         results.append(one.generate([request], 4)[1][0])
         one.release(request)
     assert relative_error(results[1], results[0]) <= 1e-5

@@ -16,47 +16,66 @@ START, END = CONFIG.vision_start_token_id, CONFIG.vision_end_token_id
 
 
 def feature(modality, grid, offset, length):
-    data = {f"{modality}_grid_thw": torch.tensor(grid)}
+    data = {f"{modality}_grid_thw": SimpleNamespace(data=torch.tensor(grid))}
     return SimpleNamespace(
         modality=modality, data=data, mm_position=SimpleNamespace(offset=offset, length=length)
     )
 
 
 def prompt(parts):
-    """Token ids, features and, per modality, grids, of ("text", n) and ("image" | "video", [t, h,
-    w]) parts.
+    """Token ids, their types and features of ("text", n) and ("image" | "video", [t, h, w])
+    parts.
     """
-    tokens, features, grids = [], [], {"image": [], "video": []}
+    tokens, types, features = [], [], []
+
+    def put(*own, kind=0):
+        tokens.extend(own)
+        types.extend([kind] * len(own))
+
     for kind, value in parts:
         if kind == "text":
-            tokens += [5] * value
+            put(*[5] * value)
             continue
         t, h, w = value
-        token = CONFIG.image_token_id if kind == "image" else CONFIG.video_token_id
         rows = h * w // MERGE**2
         begin = len(tokens)
-        for _ in range(t):
-            tokens += ([7, 8] if kind == "video" else []) + [START, *[token] * rows, END]
         if kind == "image":
+            put(START)
+            put(*[CONFIG.image_token_id] * rows, kind=1)
+            put(END)
             features.append(feature(kind, value, begin + 1, rows))
         else:
+            for _ in range(t):
+                put(7, 8, START)
+                put(*[CONFIG.video_token_id] * rows, kind=2)
+                put(END)
             features.append(feature(kind, value, begin, len(tokens) - begin))
-        grids[kind].append(value)
-    return tokens, features, grids
+    return tokens, types, features
 
 
-def hugging_face(reference, tokens, grids):
-    ids = torch.tensor([tokens])
-    kinds = (ids == CONFIG.image_token_id).int() + 2 * (ids == CONFIG.video_token_id).int()
-    as_grid = {name: torch.tensor(rows) if rows else None for name, rows in grids.items()}
+def expected_positions(reference, tokens, types, features):
+    if not features:
+        return torch.arange(len(tokens)).expand(3, -1), 0
+    grids = {
+        kind: [f.data[f"{kind}_grid_thw"].data for f in features if f.modality == kind]
+        for kind in ("image", "video")
+    }
+    stacked = [torch.stack(rows) if rows else None for rows in grids.values()]
     positions, delta = reference.model.get_rope_index(
-        ids, kinds, as_grid["image"], as_grid["video"]
+        torch.tensor([tokens]), torch.tensor([types]), *stacked
     )
     return positions[:, 0], int(delta)
 
 
+def check(reference, parts):
+    tokens, types, features = prompt(parts)
+    positions, delta = compute_mrope_positions(tokens, features, CONFIG)
+    expected, expected_delta = expected_positions(reference, tokens, types, features)
+    assert torch.equal(positions, expected) and delta == expected_delta
+
+
 def test_worked_example():
-    tokens, features, _ = prompt([("text", 1), ("image", [1, 4, 6]), ("text", 1)])
+    tokens, _, features = prompt([("text", 1), ("image", [1, 4, 6]), ("text", 1)])
     positions, delta = compute_mrope_positions(tokens, features, CONFIG)
     assert positions.tolist() == [
         [0, 1, 2, 2, 2, 2, 2, 2, 5, 6],
@@ -83,12 +102,7 @@ def test_text_alone_counts_on_all_three_axes():
 @pytest.mark.parametrize("order", [("image", "video"), ("video", "image")])
 def test_image_and_video_in_either_order(reference, order):
     grids = {"image": [1, 4, 6], "video": [3, 4, 4]}
-    tokens, features, all_grids = prompt(
-        [("text", 3), *((kind, grids[kind]) for kind in order), ("text", 2)]
-    )
-    positions, delta = compute_mrope_positions(tokens, features, CONFIG)
-    expected, expected_delta = hugging_face(reference, tokens, all_grids)
-    assert torch.equal(positions, expected) and delta == expected_delta
+    check(reference, [("text", 3), *((kind, grids[kind]) for kind in order), ("text", 2)])
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -99,30 +113,22 @@ def test_random_mixtures_equal_hugging_face(reference, seed):
         kind = rng.choice(["text", "image", "video"])
         if kind == "text":
             return kind, rng.randrange(1, 9)
-        return kind, [
-            1 if kind == "image" else rng.randrange(1, 6),
-            2 * rng.randrange(1, 9),
-            2 * rng.randrange(1, 9),
-        ]
+        frames = 1 if kind == "image" else rng.randrange(1, 6)
+        grid = [frames, MERGE * rng.randrange(1, 9), MERGE * rng.randrange(1, 9)]
+        return kind, grid
 
-    tokens, features, grids = prompt([part() for _ in range(rng.randrange(1, 9))] + [("text", 1)])
-    positions, delta = compute_mrope_positions(tokens, features, CONFIG)
-    if grids["image"] or grids["video"]:
-        expected, expected_delta = hugging_face(reference, tokens, grids)
-    else:
-        expected, expected_delta = torch.arange(len(tokens)).expand(3, -1), 0
-    assert torch.equal(positions, expected) and delta == expected_delta
+    check(reference, [part() for _ in range(rng.randrange(1, 9))] + [("text", 1)])
 
 
 def test_a_number_of_runs_that_differs_from_the_frames_is_refused():
-    tokens, features, _ = prompt([("video", [2, 4, 4])])
+    tokens, _, features = prompt([("video", [2, 4, 4])])
     features[0].data["video_grid_thw"] = torch.tensor([3, 4, 4])
     with pytest.raises(PlaceholderError, match="2 runs of placeholders for 3 frames"):
         compute_mrope_positions(tokens, features, CONFIG)
 
 
 def test_a_run_of_the_wrong_length_is_refused():
-    tokens, features, _ = prompt([("image", [1, 4, 4])])
+    tokens, _, features = prompt([("image", [1, 4, 4])])
     features[0].data["image_grid_thw"] = torch.tensor([1, 4, 6])
     with pytest.raises(PlaceholderError, match="a run of 4 placeholders, .* has 6 merged rows"):
         compute_mrope_positions(tokens, features, CONFIG)

@@ -104,7 +104,7 @@ class Qwen3VLForConditionalGeneration(nn.Module):
         The processor rounds both sides down to whole merge windows within the limit, but keeps a
         side of at least one window: a strip of one window's width may pass the limit, up to the
         widest aspect ratio that the processor takes.
-        Source: `smart_resize` in transformers.models.qwen2_vl.image_processing_qwen2_vl.
+        Source: `smart_resize` of transformers' Qwen2VLImageProcessor.
         """
         vision = Qwen3VLConfig.from_configs(hf_config).vision_config
         window = vision.patch_size * vision.spatial_merge_size

@@ -63,7 +63,7 @@ def compute_mrope_positions(
 def _frames(
     tokens: np.ndarray, mm_features: Sequence[Any], config: Qwen3VLConfig
 ) -> Iterator[tuple[int, int, int]]:
-    """(first token, height, width in patches) of every image and video frame, in prompt order."""
+    """(first token, height, width in patches) of every image or video frame, in prompt order."""
     token_ids = {"image": config.image_token_id, "video": config.video_token_id}
     area = config.vision_config.merge_area
     for feature in sorted(mm_features, key=lambda feature: feature.mm_position.offset):
