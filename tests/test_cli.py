@@ -28,6 +28,7 @@ COMMANDS = (
     "tiny",
     "show",
     "parallel",
+    "import",
     "schema",
     "serve",
     "ask",
@@ -80,7 +81,7 @@ def test_help_names_every_command_and_the_exit_codes():
     assert result.returncode == 0
     for command in COMMANDS:
         assert command in result.stdout
-    assert "2 usage, 3 bad spec, 4 check failed, 5 validation failed" in result.stdout
+    assert "2 usage, 3 bad spec, 4 check failed, 5 validation failed, 6 server" in result.stdout
 
 
 @pytest.mark.parametrize("command", COMMANDS)

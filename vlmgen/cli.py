@@ -6,6 +6,7 @@ Everything beyond typer is imported inside the command that needs it, so that `-
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import sys
@@ -50,7 +51,7 @@ app = typer.Typer(
     name="vlmgen",
     help="Vision-language model packages for the vLLM Neuron plugin, generated from one YAML spec.",
     epilog="Exit codes: 0 fine, 2 usage, 3 bad spec, 4 check failed, 5 validation failed, "
-    "6 server.",
+    "6 server, 7 contradictory checkpoint.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -319,6 +320,51 @@ def parallel(
         _print_parallel(table)
 
 
+@app.command("import", epilog="Example: vlmgen import checkpoints/my-vlm -o specs/my_vlm.yaml")
+@user_errors
+def import_(
+    checkpoint: Annotated[
+        Path, typer.Argument(metavar="CHECKPOINT", help="A checkpoint directory or a config.json.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Where to write a spec, if one is needed.")
+    ] = None,
+    family: Annotated[
+        str, typer.Option(help="Name of the new family; a spec is then written in any case.")
+    ] = "",
+    specs: Annotated[
+        list[Path] | None,
+        typer.Option(help="More specs to compare with; may be repeated.", show_default=False),
+    ] = None,
+    evidence: Annotated[
+        bool, typer.Option("--evidence", help="Also show the axes that agree, with the evidence.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file of --out.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Find the family that serves a checkpoint, or write a spec with what differs."""
+    from vlmgen.errors import CheckpointError
+    from vlmgen.importer import ContradictionError, import_checkpoint
+    from vlmgen.importer.report import print_import
+
+    try:
+        result = import_checkpoint(
+            checkpoint, family=family, out=out, specs=specs or (), force=force
+        )
+    except ContradictionError as error:
+        if as_json:
+            _print_json({"contradictions": [dataclasses.asdict(c) for c in error.conflicts]})
+        raise
+    if as_json:
+        _print_json(result.to_dict())
+    else:
+        print_import(result, _console(), evidence=evidence)
+    if result.refused:
+        raise CheckpointError(
+            f"{len(result.refused)} thing(s) that no spec can state today; nothing was written"
+        )
+
+
 @app.command(epilog="Example: vlmgen schema --out schema.json")
 @user_errors
 def schema(
@@ -479,8 +525,6 @@ def _print_parallel(table: ParallelTable) -> None:
 
 def _print_rows(rows: list[Any]) -> None:
     """Rows of a report, whatever their fields are."""
-    import dataclasses
-
     from rich.table import Table
     from rich.text import Text
 
