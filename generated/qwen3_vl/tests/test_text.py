@@ -14,11 +14,14 @@ from .support import (
     metadata,
     random_positions,
     relative_error,
+    save_checkpoint,
     tiny_config,
 )
 
 LIMIT = 1e-5
 SEEDS = range(10)
+CONFIG = tiny_config().get_text_config()
+WIDTH, LAYERS = CONFIG.hidden_size, CONFIG.num_hidden_layers
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +34,7 @@ def hf_text(reference):
     return reference.model.language_model
 
 
-def prefill(model, ids, positions, deepstack_blocks=None, vision_positions=None):
+def prefill(model, ids, positions, blocks=None, vision_positions=None):
     places = torch.arange(len(ids))
     return model.language_model(
         ids.int(),
@@ -39,33 +42,41 @@ def prefill(model, ids, positions, deepstack_blocks=None, vision_positions=None)
         positions,
         metadata(model, places, True),
         torch.tensor(0),
-        deepstack_blocks,
+        blocks,
         vision_positions,
     )
 
 
+def batched(positions):
+    """Positions with the batch that Hugging Face's modules want."""
+    return positions[..., None, :]
+
+
 @pytest.mark.parametrize("scale", [1.0, 1e-3, 30.0])
 def test_rms_norm(text, hf_text, rng, scale):
-    hidden = torch.randn(7, 128, generator=rng) * scale
+    hidden = torch.randn(7, WIDTH, generator=rng) * scale
     assert relative_error(text.norm(hidden), hf_text.norm(hidden)) <= LIMIT
 
 
 def test_rms_norm_rounds_before_the_weight(hf_text, rng):
-    theirs = hf_text.norm.__class__(128, eps=1e-6).to(torch.bfloat16)
-    theirs.weight.copy_(1 + torch.randn(128, generator=rng) * 0.3)
-    ours = package.Qwen3VLTextRMSNorm(128, 1e-6, torch.bfloat16)
+    theirs = hf_text.norm.__class__(WIDTH, eps=1e-6).to(torch.bfloat16)
+    theirs.weight.copy_(1 + torch.randn(WIDTH, generator=rng) * 0.3)
+    ours = package.Qwen3VLTextRMSNorm(WIDTH, 1e-6, torch.bfloat16)
     ours.weight.copy_(theirs.weight)
-    hidden = torch.randn(64, 128, generator=rng).to(torch.bfloat16)
+    hidden = torch.randn(64, WIDTH, generator=rng).to(torch.bfloat16)
     assert torch.equal(ours(hidden), theirs(hidden))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_rotary_tables(text, hf_text, seed):
     positions = random_positions(torch.Generator().manual_seed(seed), 50) * (1 + 100 * seed)
-    cos, sin = hf_text.rotary_emb(torch.zeros(1), positions[:, None])
-    half = cos.shape[-1] // 2
-    ours = text.rotary_emb(positions)
-    assert torch.equal(ours[0], cos[0, :, :half]) and torch.equal(ours[1], sin[0, :, :half])
+    for ours, theirs in zip(
+        text.rotary_emb(positions),
+        hf_text.rotary_emb(torch.zeros(1), batched(positions)),
+        strict=True,
+    ):
+        pairs = theirs[0, :, : theirs.shape[-1] // 2]
+        assert torch.equal(ours, pairs)
 
 
 def test_text_rotation_is_one_dimensional_where_the_axes_agree(text):
@@ -74,10 +85,8 @@ def test_text_rotation_is_one_dimensional_where_the_axes_agree(text):
     assert torch.equal(text.rotary_emb(places.expand(3, -1))[0], angles.cos())
 
 
-def test_frequencies_stay_float32_when_the_model_is_cast(config):
-    rotary = package.Qwen3VLTextRotaryEmbedding(
-        package.Qwen3VLTextConfig(head_dim=64, mrope_section=(12, 10, 10))
-    )
+def test_frequencies_stay_float32_when_the_model_is_cast(model):
+    rotary = package.Qwen3VLTextRotaryEmbedding(model.config.text_config)
     before = rotary.inv_freq.clone()
     rotary.to(torch.bfloat16)
     assert rotary.inv_freq.dtype == torch.float32 and torch.equal(rotary.inv_freq, before)
@@ -85,15 +94,15 @@ def test_frequencies_stay_float32_when_the_model_is_cast(config):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_mlp(text, hf_text, seed):
-    hidden = torch.randn(11, 128, generator=torch.Generator().manual_seed(seed))
+    hidden = torch.randn(11, WIDTH, generator=torch.Generator().manual_seed(seed))
+    index = seed % LAYERS
     assert (
-        relative_error(text.layers[seed % 4].mlp(hidden), hf_text.layers[seed % 4].mlp(hidden))
-        <= LIMIT
+        relative_error(text.layers[index].mlp(hidden), hf_text.layers[index].mlp(hidden)) <= LIMIT
     )
 
 
 def hf_attention(layer, hf_text, hidden, positions):
-    tables = hf_text.rotary_emb(hidden, positions[:, None])
+    tables = hf_text.rotary_emb(hidden, batched(positions))
     return layer.self_attn(hidden[None], position_embeddings=tables, attention_mask=None)[0][0]
 
 
@@ -101,7 +110,7 @@ def hf_attention(layer, hf_text, hidden, positions):
 def test_attention_prefill(model, hf_text, seed):
     rng = torch.Generator().manual_seed(seed)
     tokens = 20 + 7 * seed
-    hidden, positions = torch.randn(tokens, 128, generator=rng), random_positions(rng, tokens)
+    hidden, positions = torch.randn(tokens, WIDTH, generator=rng), random_positions(rng, tokens)
     bind_caches(model)
     places = torch.arange(tokens)
     meta = metadata(model, places, True)["layers.1.self_attn"]
@@ -113,32 +122,42 @@ def test_attention_prefill(model, hf_text, seed):
     )
 
 
+def in_steps(model, module, hidden, positions, steps=3):
+    """A layer or its attention over all tokens but the last ones, then over these one by one; their
+    results.
+    """
+    tables = model.language_model.rotary_emb(positions)
+    places = torch.arange(len(hidden))
+    start = len(hidden) - steps
+    outputs = []
+    for first, last in [(0, start), *((place, place + 1) for place in range(start, len(hidden)))]:
+        meta = metadata(model, places[first:last], first == 0)["layers.0.self_attn"]
+        outputs.append(
+            module(
+                hidden[first:last],
+                *(table[first:last] for table in tables),
+                places[first:last],
+                meta,
+            )
+        )
+    return torch.cat(outputs[1:])
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_attention_decode_reads_what_prefill_wrote(model, hf_text, seed):
     rng = torch.Generator().manual_seed(seed)
     tokens = 20 + 7 * seed
-    hidden, positions = torch.randn(tokens, 128, generator=rng), random_positions(rng, tokens)
-    expected = hf_attention(hf_text.layers[0], hf_text, hidden, positions)
+    hidden, positions = torch.randn(tokens, WIDTH, generator=rng), random_positions(rng, tokens)
     bind_caches(model)
-    attention, tables = model.language_model.layers[0].self_attn, model.language_model.rotary_emb(
-        positions
-    )
-    start = tokens - 3
-    places = torch.arange(tokens)
-    first = slice(0, start)
-    meta = metadata(model, places[first], True)["layers.0.self_attn"]
-    attention(hidden[first], *(table[first] for table in tables), places[first], meta)
-    for place in range(start, tokens):
-        step = slice(place, place + 1)
-        meta = metadata(model, places[step], False)["layers.0.self_attn"]
-        ours = attention(hidden[step], *(table[step] for table in tables), places[step], meta)
-        assert relative_error(ours, expected[step]) <= LIMIT
+    ours = in_steps(model, model.language_model.layers[0].self_attn, hidden, positions)
+    expected = hf_attention(hf_text.layers[0], hf_text, hidden, positions)
+    assert relative_error(ours, expected[-3:]) <= LIMIT
 
 
 def test_decode_uses_the_checkpoints_eps(tmp_path):
     config = tiny_config(text={"rms_norm_eps": 0.1})
     reference = build_reference(config)
-    reference.save_pretrained(tmp_path)
+    save_checkpoint(reference, tmp_path)
     model = build_package(config, str(tmp_path))
     test_attention_decode_reads_what_prefill_wrote(model, reference.model.language_model, 0)
 
@@ -149,8 +168,8 @@ def test_padding_slots_leave_every_owned_block_alone(model, rng, slot):
     caches = bind_caches(model)
     places = torch.arange(tokens)
     meta = metadata(model, places, True, padding, slot)["layers.0.self_attn"]
-    hidden = torch.randn(tokens + padding, 128, generator=rng)
-    tables = model.language_model.rotary_emb(torch.zeros(3, tokens + padding, dtype=torch.int64))
+    hidden = torch.randn(tokens + padding, WIDTH, generator=rng)
+    tables = model.language_model.rotary_emb(random_positions(rng, tokens + padding))
     model.language_model.layers[0].self_attn(hidden, *tables, torch.arange(tokens + padding), meta)
     key_cache = caches["layers.0.self_attn"][0]
     written = {int(block) for block in key_cache.abs().sum((1, 2, 3)).nonzero()}
@@ -160,18 +179,19 @@ def test_padding_slots_leave_every_owned_block_alone(model, rng, slot):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_decoder_layer(model, hf_text, seed):
+    """Every layer over a whole prompt, and over its last tokens one by one."""
     rng = torch.Generator().manual_seed(seed)
     tokens = 15 + seed
-    hidden, positions = torch.randn(tokens, 128, generator=rng), random_positions(rng, tokens)
+    hidden, positions = torch.randn(tokens, WIDTH, generator=rng), random_positions(rng, tokens)
     bind_caches(model)
-    places = torch.arange(tokens)
-    meta = metadata(model, places, True)["layers.2.self_attn"]
-    ours = model.language_model.layers[2](
-        hidden, *model.language_model.rotary_emb(positions), places, meta
-    )
-    tables = hf_text.rotary_emb(hidden, positions[:, None])
-    theirs = hf_text.layers[2](hidden[None], position_embeddings=tables, attention_mask=None)
-    assert relative_error(ours, theirs[0]) <= LIMIT
+    places, layer = torch.arange(tokens), seed % LAYERS
+    meta = metadata(model, places, True)[f"layers.{layer}.self_attn"]
+    ours = model.language_model.layers[layer]
+    whole = ours(hidden, *model.language_model.rotary_emb(positions), places, meta)
+    tables = hf_text.rotary_emb(hidden, batched(positions))
+    theirs = hf_text.layers[layer](hidden[None], position_embeddings=tables, attention_mask=None)[0]
+    assert relative_error(whole, theirs) <= LIMIT
+    assert relative_error(in_steps(model, ours, hidden, positions), theirs[-3:]) <= LIMIT
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -180,7 +200,7 @@ def test_whole_text_tower(model, hf_text, seed):
     tokens = 30 + seed
     ids, positions = torch.randint(0, 256, (tokens,), generator=rng), random_positions(rng, tokens)
     bind_caches(model)
-    theirs = hf_text(input_ids=ids[None], position_ids=positions[:, None]).last_hidden_state[0]
+    theirs = hf_text(input_ids=ids[None], position_ids=batched(positions)).last_hidden_state[0]
     assert relative_error(prefill(model, ids, positions), theirs) <= LIMIT
 
 
@@ -188,22 +208,21 @@ def test_deepstack_level_k_enters_after_layer_k(model, hf_text, rng):
     tokens, capacity = 24, 8
     ids, positions = torch.randint(0, 256, (tokens,), generator=rng), random_positions(rng, tokens)
     seen = torch.tensor([3, 4, 5, 6, 7, 15, 16])
-    levels = 3
-    rows = torch.randn(len(seen), 128 * (1 + levels), generator=rng)
+    rows = torch.randn(len(seen), model.config.vision_config.fat_width, generator=rng)
     bind_caches(model)
     block = torch.cat([rows, torch.full((1, rows.shape[1]), 7.0)])
     places = torch.cat([seen, torch.tensor([tokens])]).view(1, capacity)
     ours = prefill(model, ids, positions, (block,), places)
 
     embeds = hf_text.embed_tokens(ids)
-    embeds[seen] = rows[:, :128]
+    embeds[seen] = rows[:, :WIDTH]
     mask = torch.zeros(1, tokens, dtype=torch.bool)
     mask[0, seen] = True
     theirs = hf_text(
         inputs_embeds=embeds[None],
-        position_ids=positions[:, None],
+        position_ids=batched(positions),
         visual_pos_masks=mask,
-        deepstack_visual_embeds=list(rows[:, 128:].split(128, dim=1)),
+        deepstack_visual_embeds=list(rows[:, WIDTH:].split(WIDTH, dim=1)),
     ).last_hidden_state[0]
     assert relative_error(ours, theirs) <= LIMIT
 

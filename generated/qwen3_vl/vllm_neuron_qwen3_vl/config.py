@@ -227,9 +227,8 @@ class Qwen3VLConfig:
         size = (text.hidden_size, text.num_hidden_layers, vision.hidden_size, vision.depth)
         if size not in PUBLISHED_SIZES:
             logger.info(
-                "This configuration equals no published checkpoint of Qwen3-VL (%s): text %d x "
-                "%d layers, "
-                "vision %d x %d blocks.",
+                "This configuration equals no published checkpoint of Qwen3-VL (%s): "
+                "text %d x %d layers, vision %d x %d blocks.",
                 ", ".join(PUBLISHED_SIZES.values()),
                 *size,
             )
