@@ -114,7 +114,9 @@ def main() -> None:
     print("| family | spec lines | template lines used | first used here | growth | new blocks |")
     print("|---|---|---|---|---|---|")
     for row in rows:
-        blocks = ", ".join(f"`{n.removeprefix('blocks/').removesuffix('.py.j2')}`" for n in row["new_blocks"])
+        blocks = ", ".join(
+            f"`{n.removeprefix('blocks/').removesuffix('.py.j2')}`" for n in row["new_blocks"]
+        )
         share = "" if row is rows[0] else f"{row['growth']:.1%}"
         print(
             f"| {row['family']} | {row['spec_lines']} | {row['template_lines']} | "

@@ -64,10 +64,16 @@ class HeldOutConfig(PreTrainedConfig):
     model_type = "held_out"
     sub_configs = {"text_config": PreTrainedConfig, "vision_config": PreTrainedConfig}
 
-    def __init__(self, text_config: Any = None, vision_config: Any = None, **kwargs: Any) -> None:
-        self.text_config = PreTrainedConfig(**dict(text_config or {}))
-        self.vision_config = PreTrainedConfig(**dict(vision_config or {}))
-        super().__init__(**kwargs)
+    text_config: Any = None
+    vision_config: Any = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        for name in ("text_config", "vision_config"):
+            section = getattr(self, name)
+            if not isinstance(section, PreTrainedConfig):
+                kind = {"model_type": (section or {}).get("model_type", "")}
+                setattr(self, name, type("Section", (PreTrainedConfig,), kind)(**(section or {})))
+        super().__post_init__(**kwargs)
 
 
 class Composition(nn.Module, ABC):
@@ -154,9 +160,10 @@ class Composition(nn.Module, ABC):
     def config(self) -> HeldOutConfig:
         """What the checkpoint's config.json holds."""
         text, vision, top = self.sections()
+        text["model_type"] = f"{self.model_type}_text"
+        vision["model_type"] = f"{self.model_type}_vision"
         config = HeldOutConfig(text_config=text, vision_config=vision, **{**TOP, **top})
         config.architectures = [self.architecture]
-        config.model_type = self.model_type
         return config
 
     def _text_tensors(self, prefix: str) -> dict[str, torch.Tensor]:

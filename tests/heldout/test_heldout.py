@@ -26,7 +26,14 @@ from vlmgen.validate.package import load_factory
 
 declare_missing_ops()  # the parts of transformers import torchvision
 
-from .compositions import COMPOSITIONS, END, IMAGE, START, HeldOutConfig, TilesSigmoidMoe  # noqa: E402
+from .compositions import (
+    COMPOSITIONS,
+    END,
+    IMAGE,
+    START,
+    HeldOutConfig,
+    TilesSigmoidMoe,
+)  # noqa: E402
 
 SPECS = Path(__file__).with_name("specs")
 LIMIT, LOGITS_LIMIT = 1e-5, 1e-4
@@ -69,8 +76,8 @@ def case(request, tmp_path_factory) -> Case:
     checkpoint = tmp_path_factory.mktemp("checkpoint")
     tensors = {name: value.detach().contiguous() for name, value in model.tensors().items()}
     save_file(tensors, checkpoint / "model.safetensors", metadata={"format": "pt"})
-    settings = model.config().to_dict()
-    (checkpoint / "config.json").write_text(json.dumps(settings | {"dtype": "float32"}))
+    settings = model.config().to_dict() | {"model_type": model.model_type, "dtype": "float32"}
+    (checkpoint / "config.json").write_text(json.dumps(settings))
     AutoConfig.register(
         model.model_type, type("Config", (HeldOutConfig,), {"model_type": model.model_type}), True
     )
@@ -142,6 +149,33 @@ def test_logits_of_decode_steps(case):
     ours = [case.driver.decode([request], [token])[0] for token in more]
     case.driver.release(request)
     assert error(torch.stack(ours), case.logits(more)[-len(more) :]) <= LOGITS_LIMIT
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("part", ["visual.merger.fc1_weight", "visual.blocks.1.norm2.weight"])
+def test_a_wrong_weight_of_the_tower_is_noticed(case, part):
+    weight = case.driver.model.get_parameter(part)
+    right = weight.clone()
+    weight[..., :1] *= 1.01
+    request = case.driver.add_request(case.tokens, case.features)
+    case.driver.encode(request)
+    ours = case.driver.cached_rows(case.features[1])
+    case.driver.release(request)
+    weight.copy_(right)
+    assert error(ours, torch.cat(case.rows()[1], dim=-1)) > LIMIT
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("part", ["norm.weight", "layers.1.self_attn.o_proj_weight"])
+def test_a_wrong_weight_of_the_decoder_is_noticed(case, part):
+    weight = case.driver.model.language_model.get_parameter(part)
+    right = weight.clone()
+    weight[..., :1] *= 1.01
+    request = case.driver.add_request(case.tokens, case.features)
+    ours = case.driver.prefill(request, rows=range(len(case.tokens)))
+    case.driver.release(request)
+    weight.copy_(right)
+    assert error(ours, case.logits()) > LOGITS_LIMIT
 
 
 @pytest.mark.parametrize("family", [cls.family for cls in COMPOSITIONS])
