@@ -26,14 +26,14 @@ from vlmgen.validate.package import load_factory
 
 declare_missing_ops()  # the parts of transformers import torchvision
 
-from .compositions import (
+from .compositions import (  # noqa: E402
     COMPOSITIONS,
     END,
     IMAGE,
     START,
     HeldOutConfig,
     TilesSigmoidMoe,
-)  # noqa: E402
+)
 
 SPECS = Path(__file__).with_name("specs")
 LIMIT, LOGITS_LIMIT = 1e-5, 1e-4
