@@ -1,0 +1,31 @@
+"""InternVL3 for vLLM Neuron.
+
+`register` is the entry point of the group `vllm.general_plugins`; vLLM calls it in every process.
+"""
+
+ARCHITECTURE = "InternVLForConditionalGeneration"
+
+
+def register() -> None:
+    """Put the model into vLLM's registry and into the Neuron plugin's own table.
+
+    Both are needed: the plugin looks up the merge factor and the pixel limit in its own table,
+    and a class that is missing there counts as one patch per row, which makes every cache block
+    4 times too large. Calling it again changes nothing.
+    """
+    from vllm import ModelRegistry
+    from vllm_neuron.model import registry
+
+    from .factory import InternVLForConditionalGeneration
+
+    ModelRegistry.register_model(ARCHITECTURE, InternVLForConditionalGeneration)
+    if (ARCHITECTURE, InternVLForConditionalGeneration) in registry.get_models():
+        return
+    listed = registry.get_models
+
+    def get_models() -> list[tuple[str, type]]:
+        """The plugin's table, with this package's class under its architecture."""
+        others = [(name, cls) for name, cls in listed() if name != ARCHITECTURE]
+        return [*others, (ARCHITECTURE, InternVLForConditionalGeneration)]
+
+    registry.get_models = get_models

@@ -1,0 +1,1 @@
+"""Host-side arithmetic: packing, tower inputs, positions; and the vision merge in the graph."""

@@ -1,0 +1,72 @@
+"""The merge of cached vision rows into the token sequence."""
+
+import pytest
+import torch
+from vllm_neuron_internvl3_5.utils.merge_vision_embeds import local_rows, merge_vision_embeddings
+
+TOKENS, WIDTH, LEVELS, BLOCKS, CAPACITY = 16, 8, 3, 3, 4
+
+
+@pytest.fixture
+def case(rng):
+    """Embeddings, blocks and positions; 5 rows have a place, in mixed order, the others the
+    sentinel T.
+    """
+    hidden = torch.randn(TOKENS, WIDTH, generator=rng)
+    blocks = [torch.randn(CAPACITY, WIDTH * (1 + LEVELS), generator=rng) for _ in range(BLOCKS)]
+    positions = torch.full((BLOCKS, CAPACITY), TOKENS)
+    positions[0, :3] = torch.tensor([9, 10, 11])
+    positions[1, :2] = torch.tensor([2, 3])
+    return hidden, blocks, positions
+
+
+def expected_merge(hidden, blocks, positions):
+    merged, deepstack = hidden.clone(), [torch.zeros_like(hidden) for _ in range(LEVELS)]
+    for block, places in zip(blocks, positions.tolist(), strict=True):
+        for row, place in zip(block, places, strict=True):
+            if place < TOKENS:
+                merged[place] = row[:WIDTH]
+                for level in range(LEVELS):
+                    deepstack[level][place] = row[WIDTH * (level + 1) : WIDTH * (level + 2)]
+    return merged, deepstack
+
+
+def test_rows_replace_placeholders_and_deepstack_is_zero_elsewhere(case):
+    merged, deepstack = merge_vision_embeddings(*case, rank=None)
+    expected, expected_deepstack = expected_merge(*case)
+    assert torch.equal(merged, expected)
+    assert len(deepstack) == LEVELS
+    for ours, theirs in zip(deepstack, expected_deepstack, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_together_hold_the_whole_result(case, ranks):
+    hidden, blocks, positions = case
+    length = TOKENS // ranks
+    parts = [
+        merge_vision_embeddings(
+            hidden[r * length : (r + 1) * length], blocks, positions, torch.tensor(r)
+        )
+        for r in range(ranks)
+    ]
+    expected, expected_deepstack = expected_merge(*case)
+    assert torch.equal(torch.cat([merged for merged, _ in parts]), expected)
+    for level in range(LEVELS):
+        assert torch.equal(
+            torch.cat([levels[level] for _, levels in parts]), expected_deepstack[level]
+        )
+
+
+def test_rows_without_a_place_have_no_effect(case):
+    hidden, blocks, positions = case
+    before = merge_vision_embeddings(hidden, blocks, positions, None)
+    for block, places in zip(blocks, positions, strict=True):
+        block[places == TOKENS] = 1e6
+    after = merge_vision_embeddings(hidden, blocks, positions, None)
+    assert torch.equal(before[0], after[0])
+    assert all(torch.equal(a, b) for a, b in zip(before[1], after[1], strict=True))
+
+
+def test_local_rows_of_a_rank():
+    assert local_rows(torch.tensor([2, 5, 7, 16]), 4, torch.tensor(1)).tolist() == [4, 1, 3, 4]

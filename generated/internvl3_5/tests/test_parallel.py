@@ -1,0 +1,256 @@
+"""Sharded modules against the same modules on one rank. Ranks are threads that exchange tensors
+in memory.
+"""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from vllm_neuron.utils.weight_loader import get_weight_loader
+from vllm_neuron_internvl3_5 import model as text_module
+from vllm_neuron_internvl3_5 import vision_encoder
+from vllm_neuron_internvl3_5.config import InternVLConfig, InternVLConfigError
+from vllm_neuron_internvl3_5.factory import check_parallel
+from vllm_neuron_internvl3_5.utils.preprocessing import warmup_tower_inputs
+from vllm_neuron_internvl3_5.weight_mapping import LAYOUTS, build_mappings
+
+from .support import (
+    BLOCK_SIZE,
+    Slice,
+    build_reference,
+    metadata,
+    neuron_configs,
+    random_positions,
+    relative_error,
+    tiny_config,
+)
+
+LIMIT = 1e-5
+
+
+class Ranks:
+    """As many threads as ranks; each call of a collective waits for all of them."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.barrier, self.parts = size, threading.Barrier(size), [None] * size
+
+    def exchange(self, rank: int, tensor: torch.Tensor) -> list[torch.Tensor]:
+        self.parts[rank] = tensor.clone()
+        self.barrier.wait(60)
+        parts = list(self.parts)
+        self.barrier.wait(60)
+        return parts
+
+    def run(self, work) -> list:
+        def one(rank):
+            CURRENT.group = Group(self, rank)
+            with torch.no_grad():
+                return work(rank)
+
+        with ThreadPoolExecutor(self.size) as pool:
+            return list(pool.map(one, range(self.size)))
+
+
+class Group:
+    """One rank's view, with the members of vLLM's GroupCoordinator that models use."""
+
+    device_group = None
+
+    def __init__(self, ranks: Ranks, rank: int) -> None:
+        self.ranks, self.rank_in_group, self.world_size = ranks, rank, ranks.size
+
+    def all_reduce(self, x):
+        return torch.stack(self.ranks.exchange(self.rank_in_group, x)).sum(0)
+
+    def all_gather(self, x, dim):
+        return torch.cat(self.ranks.exchange(self.rank_in_group, x), dim)
+
+    def reduce_scatter(self, x, dim):
+        return self.all_reduce(x).chunk(self.world_size, dim)[self.rank_in_group]
+
+
+CURRENT = threading.local()
+
+
+@pytest.fixture(autouse=True)
+def thread_groups(monkeypatch, process_groups):
+    """Modules built in a rank's thread see that rank's group; elsewhere the real, single one."""
+    for module, name in (
+        (text_module, "get_tp_group"),
+        (vision_encoder, "get_neuron_vision_tp_group"),
+    ):
+        real = getattr(module, name)
+        monkeypatch.setattr(
+            module, name, lambda real=real: getattr(CURRENT, "group", None) or real()
+        )
+
+
+@pytest.fixture(scope="module")
+def wide():
+    """8 query and 2 KV heads, so that 4 ranks replicate KV heads; odd vocabulary."""
+    config = tiny_config(text={"num_attention_heads": 8, "head_dim": 64, "vocab_size": 321})
+    return InternVLConfig.from_configs(config, **neuron_configs()), build_reference(config)
+
+
+def fill(module, mapping, tensors, rank):
+    """Load one rank's share through the package's own loaders."""
+    state = {
+        name: get_weight_loader(parameter).load(
+            [Slice(tensors[key]) for key in mapping[name]], rank
+        )
+        for name, parameter in module.named_parameters()
+    }
+    module.load_state_dict(state, assign=True)
+    return module
+
+
+def part(mapping, prefix):
+    return {
+        name.removeprefix(prefix): keys for name, keys in mapping.items() if name.startswith(prefix)
+    }
+
+
+def shard(wide, build, tower, prefix):
+    """A function rank -> loaded module."""
+    config, reference = wide
+    mapping = part(build_mappings(config, LAYOUTS["nested"])[tower], prefix)
+    tensors = reference.state_dict()
+    return lambda rank: fill(build(config), mapping, tensors, rank)
+
+
+def alone(build):
+    return Ranks(1).run(build)[0]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("kind", ["prefill", "decode"])
+def test_text_layer(wide, ranks, kind, rng):
+    """Sequence-parallel prefill, then a decode step; with 4 ranks each KV head is on 2 of them."""
+    build = shard(
+        wide, lambda c: text_module.InternVLTextDecoderLayer(c.text_config), "text", "layers.1."
+    )
+    tokens = 33
+    hidden = torch.randn(tokens, 128, generator=rng)
+    rotary = text_module.InternVLTextRotaryEmbedding(wide[0].text_config)
+    cos, sin = rotary(random_positions(rng, tokens))
+    places = torch.arange(tokens)
+
+    def work(rank, size):
+        layer = build(rank)
+        heads = layer.self_attn.num_kv_heads
+        layer.self_attn.k_cache, layer.self_attn.v_cache = torch.zeros(2, 10, heads, 32, 64)
+        first, last = slice(0, tokens - 1), slice(tokens - 1, tokens)
+        own = hidden[first].chunk(size)[rank]
+        shared = next(iter(metadata(FakeSpec(), places[first], True).values()))
+        output = layer(own, cos[first], sin[first], places[first], shared)
+        if kind == "prefill":
+            return output
+        shared = next(iter(metadata(FakeSpec(), places[last], False).values()))
+        return layer(hidden[last], cos[last], sin[last], places[last], shared)
+
+    expected = Ranks(1).run(lambda rank: work(rank, 1))[0]
+    parts = Ranks(ranks).run(lambda rank: work(rank, ranks))
+    if kind == "prefill":
+        assert relative_error(torch.cat(parts), expected) <= LIMIT
+    else:
+        for output in parts:
+            assert relative_error(output, expected) <= LIMIT
+
+
+class FakeSpec:
+    """Stands for a model of one layer where only its cache name is asked for."""
+
+    @staticmethod
+    def get_kv_spec():
+        return type("Spec", (), {"layers": [type("Layer", (), {"name": "only"})]})
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(
+    ("name", "prefix"),
+    [
+        ("VisionAttention", "blocks.0.attn."),
+        ("VisionMLP", "blocks.0.mlp."),
+        ("VisionPatchMerger", "merger."),
+    ],
+)
+def test_vision_module(wide, ranks, name, prefix, rng):
+    cls = getattr(vision_encoder, f"InternVL{name}")
+    extra = (False,) if name == "VisionPatchMerger" else ()
+    build = shard(wide, lambda c: cls(c.vision_config, *extra), "vision", prefix)
+    hidden = torch.randn(2, 32, 64, generator=rng)
+    arguments = ()
+    if name == "VisionAttention":
+        bounds = torch.zeros(2, 32, 1, dtype=torch.int32)
+        arguments = (
+            torch.rand(2, 32, 16, generator=rng),
+            torch.rand(2, 32, 16, generator=rng),
+            bounds,
+            bounds + 32,
+        )
+    expected = alone(lambda rank: build(rank)(hidden, *arguments))
+    for output in Ranks(ranks).run(lambda rank: build(rank)(hidden, *arguments)):
+        assert relative_error(output, expected) <= LIMIT
+
+
+@pytest.mark.parametrize(("tp", "dp"), [(2, 1), (1, 2), (2, 2)])
+def test_whole_tower_under_tensor_and_data_parallelism(wide, tp, dp, rng, monkeypatch):
+    config = wide[0].vision_config
+    inputs = warmup_tower_inputs(4, BLOCK_SIZE, config, "cpu")
+    inputs["pixel_values"] = torch.randn(inputs["pixel_values"].shape, generator=rng)
+    inputs["pos_emb_idx"] = torch.randint(
+        0, 64, inputs["pos_emb_idx"].shape, generator=rng, dtype=torch.int32
+    )
+    inputs["pos_emb_weight"] = torch.rand(inputs["pos_emb_weight"].shape, generator=rng)
+    inputs["cos"], inputs["sin"] = (
+        torch.rand(inputs["cos"].shape, generator=rng) for _ in range(2)
+    )
+    inputs["bound_max"] = torch.full_like(inputs["bound_max"], BLOCK_SIZE)
+    inputs["row_block_ids"] = torch.arange(4).view(4, 1).expand(4, BLOCK_SIZE // 4).contiguous()
+    inputs["write_block_ids"] = torch.full((4,), 4)
+
+    def run(data_ranks):
+        build = shard(
+            wide, lambda c: vision_encoder.InternVLVisionModel(c.vision_config), "vision", ""
+        )
+
+        def work(rank):
+            CURRENT.data_group = (
+                None if data_ranks is None else Group(data_ranks[rank % tp], rank // tp)
+            )
+            CURRENT.group = Group(tensor_ranks[rank // tp], rank % tp)
+            buffer = torch.zeros(5, BLOCK_SIZE // 4, config.fat_width)
+            return build(rank % tp)(**inputs, encoder_cache_buffer=buffer)
+
+        return work
+
+    monkeypatch.setattr(
+        vision_encoder, "get_neuron_vision_dp_group", lambda: getattr(CURRENT, "data_group", None)
+    )
+    tensor_ranks = [Ranks(1)]
+    expected = Ranks(1).run(run(None))[0]
+    tensor_ranks = [Ranks(tp) for _ in range(dp)]
+    data_ranks = [Ranks(dp) for _ in range(tp)] if dp > 1 else None
+    for output in Ranks(tp * dp).run(run(data_ranks)):
+        assert relative_error(output[:4], expected[:4]) <= LIMIT
+
+
+def test_an_illegal_size_names_the_legal_ones(wide):
+    config, _ = wide
+    with pytest.raises(
+        InternVLConfigError, match=r"(?s)size 3: num_attention_heads 8 .* legal sizes: \[1, 2, 4\]"
+    ):
+        check_parallel(config, 3)
+
+
+def test_the_padded_tail_of_the_vocabulary_is_never_sampled(model, monkeypatch):
+    monkeypatch.setattr(model, "tp_size", 3)
+    text = model.config.text_config
+    width = text.padded_vocab_size(3) // 3
+    logits = model._mask_padded_vocabulary(torch.zeros(2, width), torch.tensor(2))
+    assert int(torch.isinf(logits[0]).sum()) == text.padded_vocab_size(3) - text.vocab_size == 1
+    assert torch.isinf(logits[:, -1]).all() and (logits[:, -1] < 0).all()
+    assert not torch.isinf(
+        model._mask_padded_vocabulary(torch.zeros(2, width), torch.tensor(1))
+    ).any()

@@ -1,0 +1,247 @@
+"""Weight loaders of InternVL3.5, and what guards a checkpoint before and while it is read.
+
+Every loader states the shape it expects in the checkpoint and refuses another one: slices clamp
+at the end of a tensor, so a wrong shape would otherwise load as a shorter or wrong piece without
+an error.
+"""
+
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+
+import torch
+from torch import nn
+from vllm_neuron.utils.checkpoints import SafetensorsCheckpoint
+from vllm_neuron.utils.weight_loader import (
+    SafetensorsWeightLoader,
+    fused_qkv_weight_loader,
+    get_weight_loader,
+    set_weight_loader,
+    sharding_weight_loader,
+)
+
+from .config import InternVLConfig, InternVLTextConfig, InternVLVisionConfig
+from .weight_mapping import IGNORED, LAYOUTS, build_mappings, find_layout
+
+Shape = tuple[int, ...]
+
+PLAIN_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class CheckpointError(ValueError):
+    """A checkpoint whose keys or shapes do not fit its configuration."""
+
+
+def expecting(shapes: Sequence[Shape], load: Callable) -> SafetensorsWeightLoader:
+    """A loader that checks shapes and dtypes of its slices and then calls `load(slices, rank)`."""
+
+    def transform(slices: Sequence, rank: int) -> torch.Tensor:
+        found = [tuple(piece.get_shape()) for piece in slices]
+        if found != [tuple(shape) for shape in shapes]:
+            raise CheckpointError(
+                f"shape in the checkpoint {found}, expected {[tuple(s) for s in shapes]}"
+            )
+        stored = [piece[:1].dtype for piece in slices]
+        if not set(stored) <= set(PLAIN_DTYPES):  # a cast would drop the scales in silence
+            raise CheckpointError(
+                f"stored as {stored}; quantised tensors are not supported, only float32, "
+                "bfloat16 and float16"
+            )
+        return load(slices, rank)
+
+    return SafetensorsWeightLoader(transform=transform)
+
+
+def whole_loader(shape: Shape) -> SafetensorsWeightLoader:
+    """The tensor as it is, on every rank."""
+    return expecting([shape], lambda slices, rank: slices[0][:])
+
+
+def column_parallel_loader(shape: Shape, tp_size: int) -> SafetensorsWeightLoader:
+    """`[out, in]` in the checkpoint -> this rank's columns, `[in, out / tp]`."""
+    shard = sharding_weight_loader(
+        shard_dim=1, shard_size=shape[0] // tp_size, num_shards=tp_size, is_storage_transposed=True
+    )
+    return expecting([shape], shard.load)
+
+
+def row_parallel_loader(shape: Shape, tp_size: int) -> SafetensorsWeightLoader:
+    """`[out, in]` in the checkpoint -> this rank's rows, `[in / tp, out]`."""
+    shard = sharding_weight_loader(
+        shard_dim=0, shard_size=shape[1] // tp_size, num_shards=tp_size, is_storage_transposed=True
+    )
+    return expecting([shape], shard.load)
+
+
+def column_parallel_bias_loader(width: int, tp_size: int) -> SafetensorsWeightLoader:
+    """`[out]` -> this rank's `[out / tp]`."""
+    shard = sharding_weight_loader(shard_dim=0, shard_size=width // tp_size, num_shards=tp_size)
+    return expecting([(width,)], shard.load)
+
+
+def vocabulary_loader(config: InternVLTextConfig, tp_size: int) -> SafetensorsWeightLoader:
+    """`[vocab, H]` -> this rank's rows; the last rank's are filled up with zeros."""
+    rows = config.padded_vocab_size(tp_size) // tp_size
+    shard = sharding_weight_loader(shard_dim=0, shard_size=rows, num_shards=tp_size, pad_shard=True)
+    return expecting([(config.vocab_size, config.hidden_size)], shard.load)
+
+
+def fused_qkv_loader(config: InternVLTextConfig, tp_size: int) -> SafetensorsWeightLoader:
+    """Separate Q, K, V `[out, in]` -> `[H, (N + 2K) * D]` of this rank: its query heads, then
+    keys, then values.
+
+    With more ranks than key/value heads, `replicas` neighbouring ranks hold the same head:
+    `8 heads, tp 16 -> replicas 2 -> head = rank // 2`.
+    """
+    d, heads, kv_heads = config.head_dim, config.num_attention_heads, config.num_key_value_heads
+    fuse = fused_qkv_weight_loader(
+        q_size=heads // tp_size * d,
+        kv_size=max(1, kv_heads // tp_size) * d,
+        shard_dim=1,
+        num_shards=tp_size,
+        is_storage_transposed=True,
+        num_kv_replicas=max(1, tp_size // kv_heads),
+    )
+    shapes = [(n * d, config.hidden_size) for n in (heads, kv_heads, kv_heads)]
+    return expecting(shapes, fuse.load)
+
+
+def vision_qkv_loader(config: InternVLVisionConfig, tp_size: int) -> SafetensorsWeightLoader:
+    """Separate Q, K, V `[H, H]` of all heads -> `[H, 3 * N * D]`: this rank's heads of each."""
+    hidden_size, width = config.hidden_size, config.hidden_size // tp_size
+
+    def load(slices: Sequence, rank: int) -> torch.Tensor:
+        start = rank % tp_size * width
+        return torch.cat([piece[start : start + width, :].t() for piece in slices], dim=1)
+
+    return expecting([(hidden_size, hidden_size)] * 3, load)
+
+
+def vision_qkv_bias_loader(config: InternVLVisionConfig, tp_size: int) -> SafetensorsWeightLoader:
+    """Three of `[H]` -> `[3 * N * D]`, as `vision_qkv_loader`."""
+    hidden_size, width = config.hidden_size, config.hidden_size // tp_size
+
+    def load(slices: Sequence, rank: int) -> torch.Tensor:
+        start = rank % tp_size * width
+        return torch.cat([piece[start : start + width] for piece in slices])
+
+    return expecting([(hidden_size,)] * 3, load)
+
+
+def patch_embed_loader(config: InternVLVisionConfig) -> SafetensorsWeightLoader:
+    """Conv2d kernel `[H, C, p, p]` -> `[C * p * p, H]`."""
+    side = config.patch_size
+    shape = (config.hidden_size, config.in_channels, side, side)
+    return expecting([shape], lambda slices, rank: slices[0][:].reshape(config.hidden_size, -1).t())
+
+
+def squeezed_loader(shape: Shape) -> SafetensorsWeightLoader:
+    """A tensor that the checkpoint stores with leading dimensions of one."""
+    return expecting(
+        [(1,) * (3 - len(shape)) + shape], lambda slices, rank: slices[0][:].reshape(shape)
+    )
+
+
+def open_checkpoint(
+    path: str, cache_dir: str | None, config: InternVLConfig, has_vision: bool
+) -> tuple[SafetensorsCheckpoint, dict[str, dict[str, list[str]]]]:
+    """Open a checkpoint and check its names against the configuration; no tensor is read.
+
+    Returns:
+        The checkpoint and, per tower, parameter -> checkpoint keys.
+
+    Raises:
+        CheckpointError: with the lists of missing and unknown keys, or the contradiction about
+            the output head.
+    """
+    checkpoint = SafetensorsCheckpoint(model_name_or_path=path, cache_dir=cache_dir)
+    names = set(checkpoint.get_tensor_names())
+    layout_name = find_layout(names)
+    layout = LAYOUTS[layout_name]
+    mappings = build_mappings(config, layout)
+    known = {key for mapping in mappings.values() for keys in mapping.values() for key in keys}
+    wanted = (
+        known if has_vision else known - {k for keys in mappings["vision"].values() for k in keys}
+    )
+    (head_key,) = build_head_keys(mappings)
+    if head_key in wanted - names and not config.text_config.tie_word_embeddings:
+        raise CheckpointError(
+            f"tie_word_embeddings is false, but the checkpoint holds no {head_key!r}: either the "
+            "flag is wrong "
+            "(set it to true in config.json to use the embedding as the head) or a file is missing"
+        )
+    # A tied checkpoint may still hold a copy of the head; it is the embedding under another name.
+    tied_copy = {layout.head + "weight"} if config.text_config.tie_word_embeddings else set()
+    missing = sorted(wanted - names)
+    unknown = sorted(
+        name
+        for name in names - known - tied_copy
+        if not any(fnmatchcase(name, pattern) for pattern in IGNORED)
+    )
+    if missing or unknown:
+        raise CheckpointError(
+            f"checkpoint keys do not fit the configuration (naming {layout_name!r}):\n"
+            f"  missing ({len(missing)}): {_some(missing)}\n  unknown ({len(unknown)}): "
+            f"{_some(unknown)}"
+        )
+    return checkpoint, mappings
+
+
+def build_head_keys(mappings: dict[str, dict[str, list[str]]]) -> list[str]:
+    """Checkpoint keys of the output head."""
+    return [key for keys in mappings["head"].values() for key in keys]
+
+
+def load_tower(
+    checkpoint: SafetensorsCheckpoint,
+    module: nn.Module,
+    mapping: dict[str, list[str]],
+    *,
+    device: torch.device,
+    rank: int,
+    world_size: int,
+) -> dict[str, torch.Tensor]:
+    """Read this rank's share of one tower, in the dtype of its parameters.
+
+    Raises:
+        CheckpointError: a tensor whose shape is not what the configuration asks for, or tensors
+            that are stored quantised, with their keys.
+    """
+    parameters = dict(module.named_parameters())
+    plain = {name: get_weight_loader(param=parameter) for name, parameter in parameters.items()}
+    for name, parameter in parameters.items():
+        set_weight_loader(param=parameter, loader=_naming(plain[name], mapping[name]))
+    try:
+        result = checkpoint.load_sharded(
+            rank=rank,
+            world_size=world_size,
+            model=module,
+            mappings=mapping,
+            device=device,
+            strict=True,
+        )
+    finally:
+        for name, parameter in parameters.items():
+            set_weight_loader(param=parameter, loader=plain[name])
+    loaded, state = result.state_dict, {}
+    for name in list(loaded):
+        state[name] = loaded.pop(name).to(
+            parameters[name].dtype
+        )  # one at a time: never two copies of the tower
+    return state
+
+
+def _naming(loader: SafetensorsWeightLoader, keys: Sequence[str]) -> SafetensorsWeightLoader:
+    """The same loader; its errors say which checkpoint keys they are about."""
+
+    def transform(slices: Sequence, rank: int) -> torch.Tensor:
+        try:
+            return loader.load(slices, rank)
+        except CheckpointError as error:
+            raise CheckpointError(f"{', '.join(keys)}: {error}") from None
+
+    return SafetensorsWeightLoader(transform=transform)
+
+
+def _some(names: Sequence[str], limit: int = 8) -> str:
+    shown = ", ".join(names[:limit]) or "none"
+    return shown if len(names) <= limit else f"{shown}, and {len(names) - limit} more"

@@ -1,0 +1,185 @@
+"""Weight table of PaddleOCR-VL: which checkpoint keys fill which parameter, as data.
+
+`keys` lack the tower's prefix, which depends on the layout of the checkpoint (`LAYOUTS`). The verb
+says what the loader does with them (`weight_loaders.py`); all matrices are stored `[in, out]`.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from .config import PaddleOCRVLConfig
+
+
+class Entry(NamedTuple):
+    """One row: a parameter, the checkpoint keys that fill it in order, and the verb."""
+
+    parameter: str
+    keys: tuple[str, ...]
+    verb: str
+
+
+class Layout(NamedTuple):
+    """Prefixes of the towers in one published naming."""
+
+    text: str
+    vision: str
+    projector: str
+    head: str
+
+
+LAYOUTS: Mapping[str, Layout] = {
+    "published": Layout(
+        text="model.", vision="visual.vision_model.", projector="mlp_AR.", head="lm_head."
+    ),
+    "nested": Layout(
+        text="model.language_model.",
+        vision="model.visual.vision_model.",
+        projector="model.projector.",
+        head="lm_head.",
+    ),
+}
+
+# Checkpoint keys that no parameter needs: pattern with * -> reason.
+IGNORED: Mapping[str, str] = {
+    "*.vision_model.head.*": "pooling head of the pretrained tower",
+    "*.packing_position_embedding.*": "unused table of the published tower",
+}
+
+TEXT = (
+    Entry("embed_tokens.weight", ("embed_tokens.weight",), "shard_rows"),
+    Entry("norm.weight", ("norm.weight",), "rename"),
+)
+TEXT_LAYER = (
+    Entry(
+        "layers.{layer}.input_layernorm.weight",
+        ("layers.{layer}.input_layernorm.weight",),
+        "rename",
+    ),
+    Entry(
+        "layers.{layer}.self_attn.qkv_proj_weight",
+        (
+            "layers.{layer}.self_attn.q_proj.weight",
+            "layers.{layer}.self_attn.k_proj.weight",
+            "layers.{layer}.self_attn.v_proj.weight",
+        ),
+        "fuse_qkv",
+    ),
+    Entry(
+        "layers.{layer}.self_attn.o_proj_weight",
+        ("layers.{layer}.self_attn.o_proj.weight",),
+        "transpose",
+    ),
+    Entry(
+        "layers.{layer}.post_attention_layernorm.weight",
+        ("layers.{layer}.post_attention_layernorm.weight",),
+        "rename",
+    ),
+    Entry(
+        "layers.{layer}.mlp.gate_proj_weight", ("layers.{layer}.mlp.gate_proj.weight",), "transpose"
+    ),
+    Entry("layers.{layer}.mlp.up_proj_weight", ("layers.{layer}.mlp.up_proj.weight",), "transpose"),
+    Entry(
+        "layers.{layer}.mlp.down_proj_weight", ("layers.{layer}.mlp.down_proj.weight",), "transpose"
+    ),
+)
+HEAD = (Entry("weight", ("weight",), "shard_rows"),)
+VISION = (
+    Entry("patch_embed.proj_weight", ("embeddings.patch_embedding.weight",), "flatten_transpose"),
+    Entry("patch_embed.proj_bias", ("embeddings.patch_embedding.bias",), "rename"),
+    Entry("pos_embed.pos_embed_weight", ("embeddings.position_embedding.weight",), "rename"),
+    Entry("final_norm.weight", ("post_layernorm.weight",), "rename"),
+    Entry("final_norm.bias", ("post_layernorm.bias",), "rename"),
+)
+VISION_BLOCK = (
+    Entry("blocks.{block}.norm1.weight", ("encoder.layers.{block}.layer_norm1.weight",), "rename"),
+    Entry("blocks.{block}.norm1.bias", ("encoder.layers.{block}.layer_norm1.bias",), "rename"),
+    Entry("blocks.{block}.norm2.weight", ("encoder.layers.{block}.layer_norm2.weight",), "rename"),
+    Entry("blocks.{block}.norm2.bias", ("encoder.layers.{block}.layer_norm2.bias",), "rename"),
+    Entry(
+        "blocks.{block}.attn.qkv_weight",
+        (
+            "encoder.layers.{block}.self_attn.q_proj.weight",
+            "encoder.layers.{block}.self_attn.k_proj.weight",
+            "encoder.layers.{block}.self_attn.v_proj.weight",
+        ),
+        "fuse_vision_qkv",
+    ),
+    Entry(
+        "blocks.{block}.attn.qkv_bias",
+        (
+            "encoder.layers.{block}.self_attn.q_proj.bias",
+            "encoder.layers.{block}.self_attn.k_proj.bias",
+            "encoder.layers.{block}.self_attn.v_proj.bias",
+        ),
+        "fuse_vision_qkv",
+    ),
+    Entry(
+        "blocks.{block}.attn.proj_weight",
+        ("encoder.layers.{block}.self_attn.out_proj.weight",),
+        "transpose",
+    ),
+    Entry(
+        "blocks.{block}.attn.proj_bias",
+        ("encoder.layers.{block}.self_attn.out_proj.bias",),
+        "rename",
+    ),
+    Entry("blocks.{block}.mlp.fc1_weight", ("encoder.layers.{block}.mlp.fc1.weight",), "transpose"),
+    Entry("blocks.{block}.mlp.fc1_bias", ("encoder.layers.{block}.mlp.fc1.bias",), "rename"),
+    Entry("blocks.{block}.mlp.fc2_weight", ("encoder.layers.{block}.mlp.fc2.weight",), "transpose"),
+    Entry("blocks.{block}.mlp.fc2_bias", ("encoder.layers.{block}.mlp.fc2.bias",), "rename"),
+)
+PROJECTOR = (
+    Entry("merger.norm.weight", ("pre_norm.weight",), "rename"),
+    Entry("merger.norm.bias", ("pre_norm.bias",), "rename"),
+    Entry("merger.fc1_weight", ("linear_1.weight",), "transpose"),
+    Entry("merger.fc1_bias", ("linear_1.bias",), "rename"),
+    Entry("merger.fc2_weight", ("linear_2.weight",), "transpose"),
+    Entry("merger.fc2_bias", ("linear_2.bias",), "rename"),
+)
+
+
+def find_layout(names: Iterable[str]) -> str:
+    """The layout that most checkpoint keys belong to; the first one listed wins a tie.
+
+    A key belongs to the layouts that hold its longest matching prefix: `model.` also begins every
+    key of `model.language_model.`.
+    """
+    belongs: Counter[str] = Counter()
+    for name in names:
+        matched = {
+            layout: max((len(prefix) for prefix in prefixes if name.startswith(prefix)), default=-1)
+            for layout, prefixes in LAYOUTS.items()
+        }
+        longest = max(matched.values())
+        belongs.update(layout for layout, length in matched.items() if length == longest >= 0)
+    return max(LAYOUTS, key=lambda layout: belongs[layout])
+
+
+def build_mappings(config: PaddleOCRVLConfig, layout: Layout) -> dict[str, dict[str, list[str]]]:
+    """Parameter -> checkpoint keys, for each tower on its own: `text`, `head` and `vision`.
+
+    A tied head is filled from the embedding's key.
+    """
+    text, vision = config.text_config, config.vision_config
+    head_prefix, head_entries = layout.head, HEAD
+    if text.tie_word_embeddings:
+        head_prefix, head_entries = layout.text, (HEAD[0]._replace(keys=TEXT[0].keys),)
+    return {
+        "text": _expand(layout.text, TEXT)
+        | _expand(layout.text, TEXT_LAYER, layer=range(text.num_hidden_layers)),
+        "head": _expand(head_prefix, head_entries),
+        "vision": _expand(layout.vision, VISION)
+        | _expand(layout.vision, VISION_BLOCK, block=range(vision.depth))
+        | _expand(layout.projector, PROJECTOR),
+    }
+
+
+def _expand(prefix: str, entries: Iterable[Entry], **over: range) -> dict[str, list[str]]:
+    """Fill in the repeated index (layer, block or level), if there is one."""
+    indexes = [{name: i} for name, numbers in over.items() for i in numbers] if over else [{}]
+    return {
+        entry.parameter.format(**index): [prefix + key.format(**index) for key in entry.keys]
+        for index in indexes
+        for entry in entries
+    }

@@ -1,0 +1,349 @@
+"""Vision tower of Qwen2.5-VL: patches in fixed-size attention blocks, merged rows into the
+encoder cache.
+
+Shapes: n vision blocks of this call (of this rank under vision data parallelism), S patches per
+block (vision_attention_block_size), P values per patch, H tower width, N heads of this rank, D
+head width, m patches per merged row, R = S / m merged rows per block, W width of one cache row, C
+rows per cache block.
+
+Several images may share a block: `bound_min` and `bound_max` keep every patch within its own
+frame, `window_min` and `window_max` within a window of it.
+Rows leave the tower by (cache block, offset) pairs, so an item's rows lie in cache blocks
+of its own wherever it was packed. There is no sequence parallelism here; tensor parallelism has
+its own process group, data parallelism splits blocks.
+"""
+
+from typing import Any
+
+import torch
+import vllm_neuron.functional as NF
+from torch import nn
+from vllm_neuron.parallel.neuron_parallel_state import (
+    get_neuron_vision_dp_group,
+    get_neuron_vision_tp_group,
+)
+from vllm_neuron.utils.weight_loader import set_weight_loader
+
+from .config import Qwen2_5_VLVisionConfig
+from .weight_loaders import (
+    column_parallel_bias_loader,
+    column_parallel_loader,
+    patch_embed_loader,
+    row_parallel_loader,
+    vision_qkv_bias_loader,
+    vision_qkv_loader,
+    whole_loader,
+)
+
+
+def silu(x: torch.Tensor) -> torch.Tensor:
+    """SiLU, in float32."""
+    y = x.float()
+    return (y * torch.sigmoid(y)).to(x.dtype)
+
+
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    """Exact GELU through erf, in float32; written out, as the device's own does not trace."""
+    y = x.float()
+    return (0.5 * y * (1.0 + torch.erf(y * 0.7071067811865476))).to(x.dtype)
+
+
+def _parameter(*shape: int, dtype: torch.dtype, loader) -> nn.Parameter:
+    parameter = nn.Parameter(torch.empty(*shape, dtype=dtype), requires_grad=False)
+    set_weight_loader(param=parameter, loader=loader)
+    return parameter
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """`x @ weight + bias`, weight `[in, out]`; the bias joins the accumulator, one rounding."""
+    return nn.functional.linear(x, weight.t(), bias)
+
+
+def row_parallel_linear(
+    group: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
+) -> torch.Tensor:
+    """`linear` over this rank's inputs, summed over the group; the bias is added once."""
+    if group.world_size == 1:
+        return linear(x, weight, bias)
+    return group.all_reduce(x @ weight) + bias
+
+
+class Qwen2_5_VLVisionRMSNorm(nn.Module):
+    """Root mean square norm: float32 statistics, rounded to the input's dtype, times the weight."""
+
+    def __init__(self, width: int, eps: float, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = _parameter(width, dtype=dtype, loader=whole_loader((width,)))
+        self.eps = eps
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Normalise the last dimension: `[..., width]` -> `[..., width]`, same dtype."""
+        x = hidden.float()
+        x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * x.to(hidden.dtype)
+
+
+class Qwen2_5_VLVisionPatchEmbed(nn.Module):
+    """Patch embedding; the checkpoint's Conv3d has stride = kernel: one matrix product a patch."""
+
+    def __init__(self, config: Qwen2_5_VLVisionConfig) -> None:
+        super().__init__()
+        self.proj_weight = _parameter(
+            config.patch_dim,
+            config.hidden_size,
+            dtype=config.dtype,
+            loader=patch_embed_loader(config),
+        )
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        """`[n, S, P]` -> `[n, S, H]`."""
+        return linear(pixel_values, self.proj_weight)
+
+
+class Qwen2_5_VLVisionAttention(nn.Module):
+    """Bidirectional attention within bounds, from one matrix [Q of all heads | K | V]."""
+
+    def __init__(self, config: Qwen2_5_VLVisionConfig) -> None:
+        super().__init__()
+        self.tp_group = get_neuron_vision_tp_group()
+        tp_size = self.tp_group.world_size
+        self.num_heads, self.head_dim = config.num_heads // tp_size, config.head_dim
+        self.width = self.num_heads * self.head_dim
+        self.scale = config.head_dim**-0.5
+        hidden_size, dtype = config.hidden_size, config.dtype
+        self.qkv_weight = _parameter(
+            hidden_size, 3 * self.width, dtype=dtype, loader=vision_qkv_loader(config, tp_size)
+        )
+        self.qkv_bias = _parameter(
+            3 * self.width, dtype=dtype, loader=vision_qkv_bias_loader(config, tp_size)
+        )
+        self.proj_weight = _parameter(
+            self.width,
+            hidden_size,
+            dtype=dtype,
+            loader=row_parallel_loader((hidden_size, hidden_size), tp_size),
+        )
+        self.proj_bias = _parameter(hidden_size, dtype=dtype, loader=whole_loader((hidden_size,)))
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        bound_min: torch.Tensor,
+        bound_max: torch.Tensor,
+    ) -> torch.Tensor:
+        """`[n, S, H]` -> `[n, S, H]`, complete on every rank."""
+        blocks, patches = hidden.shape[:2]
+        qkv = linear(hidden, self.qkv_weight, self.qkv_bias)
+        query = self._heads(qkv[..., : self.width])
+        key = self._heads(qkv[..., self.width : 2 * self.width])
+        value = self._heads(qkv[..., 2 * self.width :])
+        cos, sin = cos[:, None], sin[:, None]  # [n, 1, S, D]
+        query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+        rows = blocks * self.num_heads
+        attended = NF.flash_attention(
+            q=query.reshape(rows, patches, self.head_dim),
+            k=key.reshape(rows, patches, self.head_dim),
+            v=value.reshape(rows, patches, self.head_dim),
+            scale=self.scale,
+            causal_mask=False,
+            tp_q=True,
+            tp_k=True,
+            tp_out=False,
+            bound_min=self._per_head(bound_min),
+            bound_max=self._per_head(bound_max),
+        )
+        attended = attended.view(blocks, self.num_heads, patches, self.head_dim).transpose(1, 2)
+        joined = attended.reshape(blocks, patches, self.width)
+        return row_parallel_linear(self.tp_group, joined, self.proj_weight, self.proj_bias)
+
+    def _heads(self, x: torch.Tensor) -> torch.Tensor:
+        """`[n, S, N * D]` -> `[n, N, S, D]`."""
+        return x.view(*x.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)
+
+    def _per_head(self, bound: torch.Tensor) -> torch.Tensor:
+        """`[n, S, 1]` -> `[n * N, S, 1]`."""
+        blocks, patches = bound.shape[:2]
+        return bound[:, None].expand(blocks, self.num_heads, patches, 1).reshape(-1, patches, 1)
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotate pairs (i, i + D/2) of `x` `[n, N, S, D]` in float32; tables `[n, 1, S, D]`."""
+    y = x.float()
+    half = y.shape[-1] // 2
+    turned = torch.cat((-y[..., half:], y[..., :half]), dim=-1)
+    return (y * cos + turned * sin).to(x.dtype)
+
+
+class Qwen2_5_VLVisionMLP(nn.Module):
+    """Gated MLP, down(silu(gate(x)) * up(x)), with bias; matrices are stored `[in, out]`."""
+
+    def __init__(self, config: Qwen2_5_VLVisionConfig) -> None:
+        super().__init__()
+        self.tp_group = get_neuron_vision_tp_group()
+        tp_size = self.tp_group.world_size
+        wide, width, hidden_size = (
+            config.intermediate_size,
+            config.intermediate_size // tp_size,
+            config.hidden_size,
+        )
+        self.gate_weight = _parameter(
+            hidden_size,
+            width,
+            dtype=config.dtype,
+            loader=column_parallel_loader((wide, hidden_size), tp_size),
+        )
+        self.up_weight = _parameter(
+            hidden_size,
+            width,
+            dtype=config.dtype,
+            loader=column_parallel_loader((wide, hidden_size), tp_size),
+        )
+        self.down_weight = _parameter(
+            width,
+            hidden_size,
+            dtype=config.dtype,
+            loader=row_parallel_loader((hidden_size, wide), tp_size),
+        )
+        self.gate_bias = _parameter(
+            width, dtype=config.dtype, loader=column_parallel_bias_loader(wide, tp_size)
+        )
+        self.up_bias = _parameter(
+            width, dtype=config.dtype, loader=column_parallel_bias_loader(wide, tp_size)
+        )
+        self.down_bias = _parameter(
+            hidden_size, dtype=config.dtype, loader=whole_loader((hidden_size,))
+        )
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """`[n, S, H]` -> `[n, S, H]`, complete on every rank."""
+        gate = silu(linear(hidden, self.gate_weight, self.gate_bias))
+        hidden = gate * linear(hidden, self.up_weight, self.up_bias)
+        return row_parallel_linear(self.tp_group, hidden, self.down_weight, self.down_bias)
+
+
+class Qwen2_5_VLVisionBlock(nn.Module):
+    """Pre-norm residual block: attention, then MLP."""
+
+    def __init__(self, config: Qwen2_5_VLVisionConfig) -> None:
+        super().__init__()
+        self.norm1 = Qwen2_5_VLVisionRMSNorm(config.hidden_size, config.rms_norm_eps, config.dtype)
+        self.norm2 = Qwen2_5_VLVisionRMSNorm(config.hidden_size, config.rms_norm_eps, config.dtype)
+        self.attn = Qwen2_5_VLVisionAttention(config)
+        self.mlp = Qwen2_5_VLVisionMLP(config)
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        bound_min: torch.Tensor,
+        bound_max: torch.Tensor,
+    ) -> torch.Tensor:
+        """`[n, S, H]` -> `[n, S, H]`; arguments as in `Qwen2_5_VLVisionModel.forward`."""
+        hidden = hidden + self.attn(self.norm1(hidden), cos, sin, bound_min, bound_max)
+        return hidden + self.mlp(self.norm2(hidden))
+
+
+class Qwen2_5_VLVisionPatchMerger(nn.Module):
+    """Join the m patches of a merge window into one row of the text width.
+
+    The patches of a window are adjacent, so the join is a view. Each patch is normalised before it.
+    """
+
+    def __init__(self, config: Qwen2_5_VLVisionConfig) -> None:
+        super().__init__()
+        self.tp_group = get_neuron_vision_tp_group()
+        tp_size = self.tp_group.world_size
+        self.merge_area = config.merge_area
+        joined, out = config.hidden_size * config.merge_area, config.out_hidden_size
+        width, dtype = joined // tp_size, config.dtype
+        self.norm = Qwen2_5_VLVisionRMSNorm(config.hidden_size, 1e-06, config.dtype)
+        self.fc1_weight = _parameter(
+            joined, width, dtype=dtype, loader=column_parallel_loader((joined, joined), tp_size)
+        )
+        self.fc2_weight = _parameter(
+            width, out, dtype=dtype, loader=row_parallel_loader((out, joined), tp_size)
+        )
+        self.fc1_bias = _parameter(
+            width, dtype=dtype, loader=column_parallel_bias_loader(joined, tp_size)
+        )
+        self.fc2_bias = _parameter(out, dtype=dtype, loader=whole_loader((out,)))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """`[n, S, H]` -> `[n, S / m, text width]`, complete on every rank."""
+        blocks, patches, width = hidden.shape
+        joined = (blocks, patches // self.merge_area, width * self.merge_area)
+        hidden = self.norm(hidden).reshape(joined)
+        hidden = gelu(linear(hidden, self.fc1_weight, self.fc1_bias))
+        return row_parallel_linear(self.tp_group, hidden, self.fc2_weight, self.fc2_bias)
+
+
+class Qwen2_5_VLVisionModel(nn.Module):
+    """The complete tower; compiled by the runner as one graph per vision bucket."""
+
+    def __init__(self, config: Qwen2_5_VLVisionConfig) -> None:
+        super().__init__()
+        self.tp_group = get_neuron_vision_tp_group()
+        self.dp_group = get_neuron_vision_dp_group()
+        self.merge_area = config.merge_area
+        self.fullatt_block_indexes = config.fullatt_block_indexes
+        self.patch_embed = Qwen2_5_VLVisionPatchEmbed(config)
+        self.blocks = nn.ModuleList(Qwen2_5_VLVisionBlock(config) for _ in range(config.depth))
+        self.merger = Qwen2_5_VLVisionPatchMerger(config)
+
+    def forward(
+        self,
+        pixel_values: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        bound_min: torch.Tensor,
+        bound_max: torch.Tensor,
+        window_min: torch.Tensor,
+        window_max: torch.Tensor,
+        row_block_ids: torch.Tensor,
+        row_offsets: torch.Tensor,
+        encoder_cache_buffer: torch.Tensor,
+        write_block_ids: torch.Tensor,
+    ) -> torch.Tensor:
+        """Encode packed patches and write the merged rows into the cache, in place.
+
+        Args:
+            pixel_values: `[n, S, P]`, model dtype; merge windows adjacent, windows of the attention
+                contiguous.
+            cos, sin: float32 `[n, S, D]`, both halves equal.
+            bound_min, bound_max: int32 `[n, S, 1]`, half-open range of patches of the same block
+                that a patch sees in the blocks `fullatt_block_indexes`
+            window_min, window_max: int32 `[n, S, 1]`, the same in all other blocks.
+            row_block_ids: int64 `[n, R]`, cache block of every merged row, -1 for padding.
+            row_offsets: int64 `[n, R]`, its place in that block.
+            encoder_cache_buffer: `[cache blocks, C, W]`.
+            write_block_ids: int64 `[n]`, per vision block, the cache block that takes its padding
+                rows (scratch).
+
+        Returns:
+            `encoder_cache_buffer`.
+        """
+        total = pixel_values.shape[0]
+        if self.dp_group is not None:
+            pixel_values, cos, sin, bound_min, bound_max, window_min, window_max = (
+                self._own_blocks(x, 0)
+                for x in (pixel_values, cos, sin, bound_min, bound_max, window_min, window_max)
+            )
+        hidden = self.patch_embed(pixel_values)
+        for index, block in enumerate(self.blocks):
+            whole = index in self.fullatt_block_indexes
+            bounds = (bound_min, bound_max) if whole else (window_min, window_max)
+            hidden = block(hidden, cos, sin, *bounds)
+        rows = self.merger(hidden)  # [n, R, W]
+        if self.dp_group is not None:
+            rows = self.dp_group.all_gather(rows, 0)
+        blocks = torch.where(row_block_ids < 0, write_block_ids.view(total, 1), row_block_ids)
+        encoder_cache_buffer.index_put_((blocks, row_offsets), rows.to(encoder_cache_buffer.dtype))
+        return encoder_cache_buffer
+
+    def _own_blocks(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
+        """This data-parallel rank's share of the blocks along `dim`."""
+        count = tensor.shape[dim] // self.dp_group.world_size
+        return tensor.narrow(dim, self.dp_group.rank_in_group * count, count)
