@@ -276,6 +276,7 @@ def _make_model(family: Mapping[str, Any], seed: int) -> Any:
                 if name.endswith(_ROUTER):
                     noise *= _ROUTER_GAIN
             parameter.copy_(noise)
+        head[[family["config_kwargs"][field] for field in family.get("never_said", ())]] = 0.0
         for name, buffer in model.named_buffers():
             if name.endswith(_CORRECTION):
                 buffer.copy_(torch.randn(buffer.shape, generator=generator) * _CORRECTION_STD)

@@ -6,6 +6,8 @@ A description names the Hugging Face classes and gives their arguments:
     config_kwargs               arguments of the config class
     tokenizer                   special tokens (the first has id 256), end, padding, named tokens
     token_ids                   config field -> special token; checked when the checkpoint is built
+    never_said                  config fields of tokens whose row of the head is zero: a placeholder
+                                that the model says cannot be read again
     processor                   classes and arguments of the processor and its parts
     chat                        turn markers, and the text that stands for one image or one video
     layouts, published_layout   rules that turn the saved tensors into each published naming

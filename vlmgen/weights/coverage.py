@@ -418,7 +418,8 @@ class _Proof:
         module = self.package.module("weight_mapping")
         try:
             names = self.checkpoint.tensors(self.published.layouts[layout])
-            return module.build_mappings(config, module.LAYOUTS[module.find_layout(names)])
+            found = module.LAYOUTS[module.find_layout(names)]
+            return module.build_mappings(config, found, has_head=not self.checkpoint.tied)
         except Exception as error:  # the package's code
             self._failed(f"has no mapping in the layout {layout}", error)
             return None
