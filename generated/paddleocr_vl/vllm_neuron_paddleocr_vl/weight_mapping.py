@@ -156,14 +156,16 @@ def find_layout(names: Iterable[str]) -> str:
     return max(LAYOUTS, key=lambda layout: belongs[layout])
 
 
-def build_mappings(config: PaddleOCRVLConfig, layout: Layout) -> dict[str, dict[str, list[str]]]:
+def build_mappings(
+    config: PaddleOCRVLConfig, layout: Layout, has_head: bool = False
+) -> dict[str, dict[str, list[str]]]:
     """Parameter -> checkpoint keys, for each tower on its own: `text`, `head` and `vision`.
 
-    A tied head is filled from the embedding's key.
+    A tied head is filled from the embedding's key, unless the checkpoint has a head.
     """
     text, vision = config.text_config, config.vision_config
     head_prefix, head_entries = layout.head, HEAD
-    if text.tie_word_embeddings:
+    if text.tie_word_embeddings and not has_head:
         head_prefix, head_entries = layout.text, (HEAD[0]._replace(keys=TEXT[0].keys),)
     return {
         "text": _expand(layout.text, TEXT)

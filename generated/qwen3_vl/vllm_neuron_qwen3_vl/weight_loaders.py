@@ -154,7 +154,9 @@ def open_checkpoint(
     names = set(checkpoint.get_tensor_names())
     layout_name = find_layout(names)
     layout = LAYOUTS[layout_name]
-    mappings = build_mappings(config, layout)
+    # A head in the file is the head, whatever the flag says: where the file leaves it out, the flag
+    # is the default of transformers' class, and a tied file may hold a copy.
+    mappings = build_mappings(config, layout, has_head=layout.head + "weight" in names)
     known = {key for mapping in mappings.values() for keys in mapping.values() for key in keys}
     wanted = (
         known if has_vision else known - {k for keys in mappings["vision"].values() for k in keys}
@@ -166,13 +168,9 @@ def open_checkpoint(
             "flag is wrong "
             "(set it to true in config.json to use the embedding as the head) or a file is missing"
         )
-    # A tied checkpoint may still hold a copy of the head; it is the embedding under another name.
-    tied_copy = {layout.head + "weight"} if config.text_config.tie_word_embeddings else set()
     missing = sorted(wanted - names)
     unknown = sorted(
-        name
-        for name in names - known - tied_copy
-        if not any(fnmatchcase(name, pattern) for pattern in IGNORED)
+        name for name in names - known if not any(fnmatchcase(name, pattern) for pattern in IGNORED)
     )
     if missing or unknown:
         raise CheckpointError(
