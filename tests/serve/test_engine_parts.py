@@ -14,6 +14,7 @@ standin.activate()
 from vllm.multimodal.inputs import PlaceholderRange  # noqa: E402
 from vllm_neuron.vllm.core.encoder_cache_manager import BlockEncoderCacheManager  # noqa: E402
 from vllm_neuron.vllm.limits import VisionLimits, frames_of  # noqa: E402
+from vllm_neuron.vllm.requests import media_of  # noqa: E402
 from vllm_neuron.vllm.worker.call_signatures import (  # noqa: E402
     CallSignatures,
     RunnerContractError,
@@ -34,15 +35,38 @@ def clip(frames, tokens, gap=3):
     return PlaceholderRange(offset=0, length=len(mask), is_embed=mask)
 
 
+def field(value):
+    return SimpleNamespace(data=torch.tensor(value))
+
+
 def test_frames_are_the_unbroken_runs_of_the_mask():
     assert frames_of(picture(7)) == [7]
     assert frames_of(clip(3, 5)) == [5, 5, 5]
 
 
+def test_frames_of_one_run_are_counted_by_the_processors_outputs():
+    assert frames_of(picture(24), {"video_grid_thw": field([4, 4, 6])}) == [6] * 4
+    assert frames_of(clip(2, 9), {"video_num_patches": field(2)}) == [10, 10]  # and a class token
+    assert frames_of(picture(27), {"image_num_patches": field(3)}) == [10] * 3
+
+
+def test_frames_are_remembered_where_vllm_sends_an_items_outputs_once():
+    inputs = {
+        "mm_placeholders": {"video": [picture(24, 30)], "image": [picture(4, 2)]},
+        "mm_hashes": {"video": ["clip"], "image": ["picture"]},
+        "mm_kwargs": {"video": [{"video_grid_thw": field([4, 4, 6])}], "image": [None]},
+    }
+    assert media_of(inputs) == [("image", [4]), ("video", [6] * 4)]
+    inputs["mm_kwargs"]["video"] = [None]
+    assert media_of(inputs) == [("image", [4]), ("video", [6] * 4)]
+    inputs["mm_hashes"]["video"] = ["another"]
+    assert media_of(inputs) == [("image", [4]), ("video", [24])]
+
+
 @pytest.mark.parametrize(
     ("item", "blocks"),
     # Frames of 24 rows: two fit a block of 64.
-    [(picture(1), 1), (picture(64), 1), (clip(4, 24), 2), (clip(5, 24), 3), (clip(2, 64), 2)],
+    [([1], 1), ([64], 1), ([24] * 4, 2), ([24] * 5, 3), ([64] * 2, 2), ([130], 3)],
 )
 def test_an_item_takes_whole_frames_per_block(item, blocks):
     assert LIMITS.blocks_of(item) == blocks
@@ -51,10 +75,10 @@ def test_an_item_takes_whole_frames_per_block(item, blocks):
 @pytest.mark.parametrize(
     ("items", "words"),
     [
-        ([("image", picture(65))], "65 vision tokens"),
-        ([("video", clip(1, 65))], "video 0"),
-        ([("image", picture(1))] * 5, "need 5 blocks"),
-        ([("video", clip(5, 40))], "need 5 blocks"),
+        ([("image", [65])], "65 vision tokens"),
+        ([("video", [65])], "video 0"),
+        ([("image", [1])] * 5, "need 5 blocks"),
+        ([("video", [40] * 5)], "need 5 blocks"),
     ],
 )
 def test_what_is_too_large_is_named(items, words):
@@ -63,19 +87,19 @@ def test_what_is_too_large_is_named(items, words):
 
 def test_what_fits_is_no_problem():
     assert LIMITS.problem([]) is None
-    assert LIMITS.problem([("image", picture(64))] * 4) is None
+    assert LIMITS.problem([("image", [64])] * 4) is None
 
 
 def test_a_step_that_encodes_less_than_its_blocks_hold_is_a_limit_of_its_own():
     limits = VisionLimits(rows_per_block=64, blocks_per_request=2, tokens_per_step=100)
-    assert "128 vision tokens" in limits.problem([("image", picture(64))] * 2)
+    assert "128 vision tokens" in limits.problem([("image", [64])] * 2)
 
 
 class Request:
     def __init__(self, name, items):
         self.request_id = name
         self.mm_features = [
-            SimpleNamespace(identifier=identifier, mm_position=position)
+            SimpleNamespace(identifier=identifier, mm_position=position, data=None)
             for identifier, position in items
         ]
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlmgen.render.escaping import Rendered, identifier
 from vlmgen.render.vision_words import HIDDEN_ACT, vision_words
-from vlmgen.tiny.family import load_family
+from vlmgen.tiny.family import load_family, merge
 
 if TYPE_CHECKING:
     from vlmgen.spec import Spec
@@ -38,6 +38,7 @@ def words(spec: Spec) -> dict[str, Any]:
         "checkpoint_names": spec.checkpoint_names,
         "token_names": [name for name in TOKENS if getattr(spec.tokens, name) is not None],
         "tiny_config": tiny["config_kwargs"],
+        "tiny_parallel": _changed_sizes(tiny),
         "image_processor": identifier(image_processor),
         "image_processor_arguments": image_processor_arguments,
         "checkpoints": [
@@ -56,6 +57,18 @@ def words(spec: Spec) -> dict[str, Any]:
         "quantization_legal": _enumerated(
             ["None" if mode is None else f"'{identifier(mode)}'" for mode in quantization], "and"
         ),
+    }
+
+
+def _changed_sizes(tiny: dict[str, Any]) -> dict[str, Any]:
+    """Sizes of a tiny checkpoint for runs on ranks: tower -> the entries that differ, complete."""
+    whole = {
+        tower: merge(tiny["config_kwargs"][f"{tower}_config"], sizes)
+        for tower, sizes in tiny["parallel"].items()
+    }
+    return {
+        tower: {name: whole[tower][name] for name in sizes}
+        for tower, sizes in tiny["parallel"].items()
     }
 
 

@@ -6,6 +6,7 @@ them, so they are worked out in one place.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -57,29 +58,32 @@ class VisionLimits:
             blocks = sizes.num_blocks - 1
         return cls(rows, -(-tokens // rows), tokens, blocks)
 
-    def blocks_of(self, position: Any) -> int:
-        """Cache blocks of one item: as many whole frames per block as fit."""
-        frames = frames_of(position)
+    def blocks_of(self, frames: Sequence[int]) -> int:
+        """Cache blocks of one item: as many whole frames per block as fit.
+
+        Args:
+            frames: merged tokens of each frame.
+        """
         largest = max(frames, default=0)
         per_block = max(1, self.rows_per_block // largest) if largest else 1
-        return -(-len(frames) // per_block)
+        return max(-(-len(frames) // per_block), -(-sum(frames) // self.rows_per_block))
 
-    def problem(self, items: list[tuple[str, Any]]) -> str | None:
+    def problem(self, items: Sequence[tuple[str, Sequence[int]]]) -> str | None:
         """Why a request cannot be served, or None.
 
         Args:
-            items: modality and placeholder of each item, in prompt order.
+            items: modality and frames of each item, in prompt order.
         """
-        for index, (modality, position) in enumerate(items):
-            largest = max(frames_of(position), default=0)
+        for index, (modality, frames) in enumerate(items):
+            largest = max(frames, default=0)
             if largest > self.rows_per_block:
                 return (
                     f"{modality} {index} of the request needs {largest} vision tokens in one "
                     f"attention block, which holds {self.rows_per_block}; send it smaller, or "
                     "raise vision_attention_block_size and num_vision_tokens_buckets"
                 )
-        blocks = sum(self.blocks_of(position) for _, position in items)
-        tokens = sum(sum(frames_of(position)) for _, position in items)
+        blocks = sum(self.blocks_of(frames) for _, frames in items)
+        tokens = sum(sum(frames) for _, frames in items)
         counts = f"the {len(items)} images and videos of the request"
         if blocks > self.blocks_per_request:
             return (
@@ -96,12 +100,27 @@ class VisionLimits:
         return None
 
 
-def frames_of(position: Any) -> list[int]:
-    """Merged tokens of each frame of an item: the unbroken runs of its embedding mask."""
-    if position.is_embed is None:
-        return [position.length]
-    runs = groupby(position.is_embed.tolist())
-    return [len(list(run)) for embeds, run in runs if embeds]
+def frames_of(position: Any, data: Mapping[str, Any] | None = None) -> list[int]:
+    """Merged tokens of each frame of an item.
+
+    Args:
+        position: its placeholder.
+        data: its processor outputs, where they are at hand. Frames are then counted by the grid,
+            or by the number of tiles; each tile takes the room of one token more, for a class
+            token. Otherwise a frame is an unbroken run of the embedding mask.
+    """
+    mask = position.is_embed
+    tokens = position.length if mask is None else int(mask.sum())
+    for name, element in (data or {}).items():
+        if name.endswith("_grid_thw"):
+            frames = int(element.data.reshape(-1)[0])
+            return [tokens // frames] * frames
+        if name.endswith("_num_patches"):
+            tiles = int(element.data)
+            return [tokens // tiles + 1] * tiles
+    if mask is None:
+        return [tokens]
+    return [len(list(run)) for embeds, run in groupby(mask.tolist()) if embeds]
 
 
 def cache_sizes(vllm_config: VllmConfig, scheduler_encoder_cache_size: int) -> EncoderCacheSizes:

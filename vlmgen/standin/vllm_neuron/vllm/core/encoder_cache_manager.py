@@ -12,7 +12,7 @@ from typing import Any
 
 from vllm.config import VllmConfig
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
-from vllm_neuron.vllm.limits import VisionLimits
+from vllm_neuron.vllm.limits import VisionLimits, frames_of
 
 __all__ = ["BlockEncoderCacheManager"]
 
@@ -86,5 +86,6 @@ class _WholeBlocks:
 
     def get_num_encoder_embeds(self, input_id: int) -> int:
         """Rows of the item's blocks."""
-        position = self.mm_features[input_id].mm_position
-        return self._limits.blocks_of(position) * self._limits.rows_per_block
+        feature = self.mm_features[input_id]
+        frames = frames_of(feature.mm_position, feature.data)
+        return self._limits.blocks_of(frames) * self._limits.rows_per_block
