@@ -4,7 +4,7 @@ import pytest
 import torch
 from vllm_neuron_glm4v.utils.merge_vision_embeds import local_rows, merge_vision_embeddings
 
-TOKENS, WIDTH, LEVELS, BLOCKS, CAPACITY = 16, 8, 3, 3, 4
+TOKENS, WIDTH, BLOCKS, CAPACITY = 16, 8, 3, 4
 
 
 @pytest.fixture
@@ -13,7 +13,7 @@ def case(rng):
     sentinel T.
     """
     hidden = torch.randn(TOKENS, WIDTH, generator=rng)
-    blocks = [torch.randn(CAPACITY, WIDTH * (1 + LEVELS), generator=rng) for _ in range(BLOCKS)]
+    blocks = [torch.randn(CAPACITY, WIDTH, generator=rng) for _ in range(BLOCKS)]
     positions = torch.full((BLOCKS, CAPACITY), TOKENS)
     positions[0, :3] = torch.tensor([9, 10, 11])
     positions[1, :2] = torch.tensor([2, 3])
@@ -21,23 +21,22 @@ def case(rng):
 
 
 def expected_merge(hidden, blocks, positions):
-    merged, deepstack = hidden.clone(), [torch.zeros_like(hidden) for _ in range(LEVELS)]
+    merged = hidden.clone()
     for block, places in zip(blocks, positions.tolist(), strict=True):
         for row, place in zip(block, places, strict=True):
             if place < TOKENS:
-                merged[place] = row[:WIDTH]
-                for level in range(LEVELS):
-                    deepstack[level][place] = row[WIDTH * (level + 1) : WIDTH * (level + 2)]
-    return merged, deepstack
+                merged[place] = row
+    return merged
 
 
-def test_rows_replace_placeholders_and_deepstack_is_zero_elsewhere(case):
-    merged, deepstack = merge_vision_embeddings(*case, rank=None)
-    expected, expected_deepstack = expected_merge(*case)
-    assert torch.equal(merged, expected)
-    assert len(deepstack) == LEVELS
-    for ours, theirs in zip(deepstack, expected_deepstack, strict=True):
-        assert torch.equal(ours, theirs)
+def test_rows_replace_placeholders(case):
+    assert torch.equal(merge_vision_embeddings(*case, rank=None), expected_merge(*case))
+
+
+def test_rows_of_another_width_are_refused(case):
+    hidden, blocks, positions = case
+    with pytest.raises(ValueError, match="have width 16; the hidden size is 8"):
+        merge_vision_embeddings(hidden, [block.repeat(1, 2) for block in blocks], positions, None)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -50,12 +49,7 @@ def test_ranks_together_hold_the_whole_result(case, ranks):
         )
         for r in range(ranks)
     ]
-    expected, expected_deepstack = expected_merge(*case)
-    assert torch.equal(torch.cat([merged for merged, _ in parts]), expected)
-    for level in range(LEVELS):
-        assert torch.equal(
-            torch.cat([levels[level] for _, levels in parts]), expected_deepstack[level]
-        )
+    assert torch.equal(torch.cat(parts), expected_merge(*case))
 
 
 def test_rows_without_a_place_have_no_effect(case):
@@ -64,8 +58,7 @@ def test_rows_without_a_place_have_no_effect(case):
     for block, places in zip(blocks, positions, strict=True):
         block[places == TOKENS] = 1e6
     after = merge_vision_embeddings(hidden, blocks, positions, None)
-    assert torch.equal(before[0], after[0])
-    assert all(torch.equal(a, b) for a, b in zip(before[1], after[1], strict=True))
+    assert torch.equal(before, after)
 
 
 def test_local_rows_of_a_rank():

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from vllm_neuron.utils.weight_loader import get_weight_loader
 from vllm_neuron_qwen3_vl import model as text_module
 from vllm_neuron_qwen3_vl import vision_encoder
@@ -23,10 +24,25 @@ from .support import (
     neuron_configs,
     random_positions,
     relative_error,
+    save_checkpoint,
     tiny_config,
 )
 
 LIMIT = 1e-5
+SIZES = {
+    "text": {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "vocab_size": 323,
+        "rope_parameters": {
+            "rope_type": "default",
+            "mrope_section": [6, 5, 5],
+            "mrope_interleaved": True,
+            "rope_theta": 5000000.0,
+        },
+    }
+}
 
 
 class Ranks:
@@ -87,10 +103,13 @@ def thread_groups(monkeypatch, process_groups):
 
 
 @pytest.fixture(scope="module")
-def wide():
+def wide(tmp_path_factory):
     """8 query and 2 KV heads, so that 4 ranks replicate KV heads; odd vocabulary."""
-    config = tiny_config(text={"num_attention_heads": 8, "head_dim": 64, "vocab_size": 321})
-    return Qwen3VLConfig.from_configs(config, **neuron_configs()), build_reference(config)
+    config, folder = tiny_config(**SIZES), tmp_path_factory.mktemp("wide")
+    save_checkpoint(build_reference(config), folder)
+    return Qwen3VLConfig.from_configs(config, **neuron_configs()), load_file(
+        folder / "model.safetensors"
+    )
 
 
 def fill(module, mapping, tensors, rank):
@@ -113,9 +132,8 @@ def part(mapping, prefix):
 
 def shard(wide, build, tower, prefix):
     """A function rank -> loaded module."""
-    config, reference = wide
+    config, tensors = wide
     mapping = part(build_mappings(config, LAYOUTS["nested"])[tower], prefix)
-    tensors = reference.state_dict()
     return lambda rank: fill(build(config), mapping, tensors, rank)
 
 
@@ -131,15 +149,17 @@ def test_text_layer(wide, ranks, kind, rng):
         wide, lambda c: text_module.Qwen3VLTextDecoderLayer(c.text_config), "text", "layers.1."
     )
     tokens = 33
-    hidden = torch.randn(tokens, 128, generator=rng)
+    hidden = torch.randn(tokens, wide[0].text_config.hidden_size, generator=rng)
     rotary = text_module.Qwen3VLTextRotaryEmbedding(wide[0].text_config)
     cos, sin = rotary(random_positions(rng, tokens))
     places = torch.arange(tokens)
 
     def work(rank, size):
         layer = build(rank)
-        heads = layer.self_attn.num_kv_heads
-        layer.self_attn.k_cache, layer.self_attn.v_cache = torch.zeros(2, 10, heads, 32, 64)
+        attention = layer.self_attn
+        attention.k_cache, attention.v_cache = torch.zeros(
+            2, 10, attention.num_kv_heads, 32, attention.head_dim
+        )
         first, last = slice(0, tokens - 1), slice(tokens - 1, tokens)
         own = hidden[first].chunk(size)[rank]
         shared = next(iter(metadata(FakeSpec(), places[first], True).values()))
@@ -179,16 +199,13 @@ def test_vision_module(wide, ranks, name, prefix, rng):
     cls = getattr(vision_encoder, f"Qwen3VL{name}")
     extra = (False,) if name == "VisionPatchMerger" else ()
     build = shard(wide, lambda c: cls(c.vision_config, *extra), "vision", prefix)
-    hidden = torch.randn(2, 32, 64, generator=rng)
+    config = wide[0].vision_config
+    hidden = torch.randn(2, 32, config.hidden_size, generator=rng)
     arguments = ()
     if name == "VisionAttention":
         bounds = torch.zeros(2, 32, 1, dtype=torch.int32)
-        arguments = (
-            torch.rand(2, 32, 16, generator=rng),
-            torch.rand(2, 32, 16, generator=rng),
-            bounds,
-            bounds + 32,
-        )
+        tables = (torch.rand(2, 32, config.head_dim, generator=rng) for _ in range(2))
+        arguments = (*tables, bounds, bounds + 32)
     expected = alone(lambda rank: build(rank)(hidden, *arguments))
     for output in Ranks(ranks).run(lambda rank: build(rank)(hidden, *arguments)):
         assert relative_error(output, expected) <= LIMIT
@@ -199,9 +216,8 @@ def test_whole_tower_under_tensor_and_data_parallelism(wide, tp, dp, rng, monkey
     config = wide[0].vision_config
     inputs = warmup_tower_inputs(4, BLOCK_SIZE, config, "cpu")
     inputs["pixel_values"] = torch.randn(inputs["pixel_values"].shape, generator=rng)
-    inputs["pos_emb_idx"] = torch.randint(
-        0, 64, inputs["pos_emb_idx"].shape, generator=rng, dtype=torch.int32
-    )
+    rows, shape = config.num_position_embeddings, inputs["pos_emb_idx"].shape
+    inputs["pos_emb_idx"] = torch.randint(0, rows, shape, generator=rng, dtype=torch.int32)
     inputs["pos_emb_weight"] = torch.rand(inputs["pos_emb_weight"].shape, generator=rng)
     inputs["cos"], inputs["sin"] = (
         torch.rand(inputs["cos"].shape, generator=rng) for _ in range(2)
@@ -245,12 +261,14 @@ def test_an_illegal_size_names_the_legal_ones(wide):
 
 
 def test_the_padded_tail_of_the_vocabulary_is_never_sampled(model, monkeypatch):
-    monkeypatch.setattr(model, "tp_size", 3)
+    monkeypatch.setattr(model, "tp_size", 7)
     text = model.config.text_config
-    width = text.padded_vocab_size(3) // 3
-    logits = model._mask_padded_vocabulary(torch.zeros(2, width), torch.tensor(2))
-    assert int(torch.isinf(logits[0]).sum()) == text.padded_vocab_size(3) - text.vocab_size == 1
-    assert torch.isinf(logits[:, -1]).all() and (logits[:, -1] < 0).all()
-    assert not torch.isinf(
-        model._mask_padded_vocabulary(torch.zeros(2, width), torch.tensor(1))
-    ).any()
+    padded = text.padded_vocab_size(7)
+    last, first = (
+        model._mask_padded_vocabulary(torch.zeros(2, padded // 7), torch.tensor(rank))
+        for rank in (6, 0)
+    )
+    tail = padded - text.vocab_size
+    assert 0 < tail < padded // 7
+    assert torch.isneginf(last[:, -tail:]).all() and not torch.isinf(last[:, :-tail]).any()
+    assert not torch.isinf(first).any()
