@@ -27,6 +27,59 @@ from vlmgen import standin  # noqa: E402
 
 standin.activate()
 
+PROOF = "proof of a family"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--record-proofs",
+        action="store_true",
+        help="Store what tests marked `proof` found, for `vlmgen families`.",
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tell the process that reports what a marked test proves, and of which family."""
+    marker = item.get_closest_marker("proof")
+    family = item.callspec.params.get("family") if hasattr(item, "callspec") else None
+    if marker is not None and (family or "family" in marker.kwargs):
+        item.user_properties.append((PROOF, [marker.args[0], family or marker.kwargs["family"]]))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--record-proofs") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_ProofRecorder(config.rootpath))
+
+
+class _ProofRecorder:
+    """Counts the marked tests of each family and stores the counts at the end.
+
+    A proof is stored if none of its tests was skipped or left out by `-k`: half a proof is none.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._outcomes: dict[tuple[str, str], list[str]] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when != "call" and report.outcome == "passed":
+            return
+        for name, value in report.user_properties:
+            if name == PROOF:
+                self._outcomes.setdefault((value[0], value[1]), []).append(report.outcome)
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        from vlmgen import proofs
+
+        partial = session.config.getoption("keyword") or session.config.getoption("markexpr")
+        for (proof, family), outcomes in sorted(self._outcomes.items()):
+            if partial or "skipped" in outcomes:
+                continue
+            passed = set(outcomes) == {"passed"}
+            result = {proof: {"checks": len(outcomes), "passed": passed}}
+            proofs.record(self._root / "generated" / family, family, result)
+
 
 @pytest.fixture(scope="session")
 def repository() -> Path:

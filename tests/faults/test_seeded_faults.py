@@ -43,12 +43,14 @@ def test_every_family_has_faults():
     assert families() == sorted(path.stem for path in (ROOT / "specs").glob("*.yaml"))
 
 
+@pytest.mark.proof("faults")
 @pytest.mark.parametrize("family", families())
 def test_the_package_as_it_is_passes_every_named_test(family):
     named = {fault.caught_by for fault in faults_of(family)}
     assert outcomes(family)[""] == dict.fromkeys(named, "passed")
 
 
+@pytest.mark.proof("faults")
 @pytest.mark.parametrize(("family", "fault"), FAULTS, ids=lambda v: getattr(v, "name", v))
 def test_the_fault_is_noticed(family, fault):
     assert outcomes(family)[fault.name] == {fault.caught_by: "failed"}

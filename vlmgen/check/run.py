@@ -21,6 +21,7 @@ __all__ = ["RULES", "Finding", "run_checks"]
 
 logger = logging.getLogger(__name__)
 
+COVERAGE_CODES = "VG3"  # findings of the weights' coverage
 COVERAGE_NEEDS = ("torch", "transformers", "vllm")
 
 
@@ -28,6 +29,7 @@ def run_checks(
     packages: Iterable[Path],
     plugin: str = "recorded",
     progress: Callable[[str], None] | None = None,
+    record: bool = False,
 ) -> list[Finding]:
     """Prove packages without weights.
 
@@ -39,6 +41,7 @@ def run_checks(
         plugin: `recorded` for the recorded signatures; `installed` to read them from the plugin
             that is importable here and to report where it differs from the recorded ones.
         progress: Told what is being checked.
+        record: Store what was proven beside the specs, for `vlmgen families`.
 
     Returns:
         All findings, by package and then by file, line and code.
@@ -60,6 +63,8 @@ def run_checks(
         found += check_integrity(source.root)
         if source.findings:  # what does not parse proves nothing else
             findings += sorted(found)
+            if record:
+                raise UsageError(f"{root}: no package whose results could be stored")
             continue
         say(f"{root}: plugin contract")
         found += _contract(source, plugin)
@@ -67,7 +72,26 @@ def run_checks(
         found += check_device_rules(source, recorded_api())
         found += _spec_checks(source, say)
         findings += sorted(set(found))
+        if record:
+            _record(source, set(found))
     return findings
+
+
+def _record(source: PackageSource, found: set[Finding]) -> None:
+    """Store the outcome; the weights count once per published checkpoint."""
+    from vlmgen import proofs
+    from vlmgen.spec.load import load_spec
+    from vlmgen.weights.published import families, published_family
+
+    family = load_spec(source.root / "spec.yaml").family
+    weights = {finding for finding in found if finding.code.startswith(COVERAGE_CODES)}
+    rules = [code for code in RULES if not code.startswith(COVERAGE_CODES)]
+    results = {"contract": {"checks": len(rules), "passed": not found - weights}}
+    missing = [name for name in COVERAGE_NEEDS if importlib.util.find_spec(name) is None]
+    if family in families() and not missing:
+        count = len(published_family(family).checkpoints)
+        results["coverage"] = {"checks": count, "passed": not weights}
+    proofs.record(source.root, family, results)
 
 
 def _contract(source: PackageSource, plugin: str) -> list[Finding]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import vlmgen
-from vlmgen import standin
+from vlmgen import proofs, standin
 from vlmgen.errors import CheckpointError, UsageError
 from vlmgen.validate.report import Report, Row
 
@@ -335,6 +335,9 @@ def store_results(report: Report, package: Path, family: str) -> Path:
     staged = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     staged.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8", newline="\n")
     staged.replace(target)
+    kept = ("checks", "worst", "limit", "passed")
+    runs = {group["name"]: {key: group[key] for key in kept} for group in groups}
+    proofs.record(package.resolve(), family, runs)
     return target
 
 
