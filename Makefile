@@ -5,7 +5,7 @@
 #   make test-fast  the tests that take seconds
 #   make lint       ruff, and the drift check
 #   make bench      the benchmarks, each printing ratios
-#   make generate   regenerate every package from its spec
+#   make generate   regenerate every package from its spec, and docs/families.md
 #   make wheel      dist/vlmgen-*.whl
 #   make clean      remove what the other targets made, .venv too
 
@@ -63,6 +63,7 @@ bench: $(STAMP)
 
 generate: $(STAMP)
 	for family in $(FAMILIES); do $(BIN)/vlmgen new specs/$$family.yaml; done
+	$(BIN)/vlmgen families --out docs/families.md
 
 wheel: $(STAMP)
 	$(BIN)/python -m build --wheel --no-isolation

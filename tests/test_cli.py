@@ -29,6 +29,7 @@ COMMANDS = (
     "show",
     "parallel",
     "import",
+    "families",
     "schema",
     "serve",
     "ask",
