@@ -1,6 +1,6 @@
 """Which template lines each family is the first to use: what adding it cost.
 
-    python benchmarks/template_growth.py [--json]
+    python benchmarks/template_growth.py [--json] [--write]
 
 Every template is rendered with a mark at the start of each of its lines; the marks that come out
 say which lines a family's package was made from. Families are taken in the order in which they
@@ -36,6 +36,8 @@ ORDER = (
     "internvl3_5",
     "internvl3_5_moe",
 )
+PAGE = "docs/new-family.md"
+BEGIN, END = "<!-- growth:begin -->", "<!-- growth:end -->"
 _MARK = re.compile("\x01([^\x01\x02]+):([0-9]+)\x02")
 
 
@@ -102,28 +104,44 @@ def growth(specs: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    arguments = parser.parse_args()
-    rows = growth(templates.shipped_specs())
-    if arguments.json:
-        print(json.dumps(rows, indent=2))
-        return
-    print("| family | spec lines | template lines used | first used here | growth | new blocks |")
-    print("|---|---|---|---|---|---|")
+def table(rows: list[dict[str, Any]]) -> str:
+    """The rows as Markdown, and the average below."""
+    lines = [
+        "| family | spec lines | template lines used | first used here | growth | new blocks |",
+        "|---|---|---|---|---|---|",
+    ]
     for row in rows:
-        blocks = ", ".join(
-            f"`{n.removeprefix('blocks/').removesuffix('.py.j2')}`" for n in row["new_blocks"]
-        )
-        share = "" if row is rows[0] else f"{row['growth']:.1%}"
-        print(
+        first = row is rows[0]
+        names = (name.removeprefix("blocks/") for name in row["new_blocks"])
+        blocks = ", ".join(f"`{name.removesuffix('.py.j2')}`" for name in names)
+        lines.append(
             f"| {row['family']} | {row['spec_lines']} | {row['template_lines']} | "
-            f"{row['first_used']} | {share} | {blocks if row is not rows[0] else ''} |"
+            f"{row['first_used']} | {'' if first else format(row['growth'], '.1%')} | "
+            f"{'' if first else blocks} |"
         )
     later = rows[1:]
-    print(f"\naverage growth per added family: {sum(r['growth'] for r in later) / len(later):.1%}")
+    average = sum(row["growth"] for row in later) / len(later)
+    return "\n".join([*lines, "", f"Average growth per added family: {average:.1%}."]) + "\n"
+
+
+def written(page: str, rows: list[dict[str, Any]]) -> str:
+    """A page with the table between its two marks."""
+    head, _, rest = page.partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    return f"{head}{BEGIN}\n{table(rows)}{END}{tail}"
+
+
+def main() -> None:
+    """Print the table, or put it into the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--write", action="store_true", help=f"put the table into {PAGE}")
+    arguments = parser.parse_args()
+    rows = growth(templates.shipped_specs())
+    if arguments.write:
+        page = Path(__file__).resolve().parents[1] / PAGE
+        page.write_text(written(page.read_text(encoding="utf-8"), rows), encoding="utf-8")
+    print(json.dumps(rows, indent=2) if arguments.json else table(rows), end="")
 
 
 if __name__ == "__main__":
