@@ -146,7 +146,7 @@ def vision_config() -> Any:
 def forget_tables() -> None:
     """Empty the package's caches."""
     preprocessing = package_module("utils.preprocessing")
-    for cached in ("patch_coordinates", "rotary_tables", "bilinear_corners"):
+    for cached in ("patch_order", "rotary_tables", "position_taps"):
         getattr(preprocessing, cached).cache_clear()
 
 

@@ -107,13 +107,13 @@ def erf_gelu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def rounded_positions(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The plugin's position weights: rounded to bf16."""
-    exact = preprocessing.bilinear_corners
+    exact = preprocessing.position_taps
 
     def rounded(*args: int) -> tuple[torch.Tensor, torch.Tensor]:
         index, weight = exact(*args)
         return index, weight.to(torch.bfloat16).float()
 
-    monkeypatch.setattr(preprocessing, "bilinear_corners", rounded)
+    monkeypatch.setattr(preprocessing, "position_taps", rounded)
     yield
 
 

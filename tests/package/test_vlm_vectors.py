@@ -41,7 +41,7 @@ from vllm_neuron_qwen3_vl.utils.merge_vision_embeds import (
     merge_vision_embeddings,
     place_rows,
 )
-from vllm_neuron_qwen3_vl.utils.preprocessing import bilinear_corners, rotary_tables
+from vllm_neuron_qwen3_vl.utils.preprocessing import position_taps, rotary_tables
 from vllm_neuron_qwen3_vl.weight_mapping import LAYOUTS, build_mappings
 
 from tests.package import test_vlm_tower_vectors
@@ -295,7 +295,7 @@ def test_a_head_width_that_is_no_multiple_of_4_is_refused(vector: Vector) -> Non
 
 def _corners(args: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     side, merge = args["num_grid_per_side"], args["spatial_merge_size"]
-    frames = _over_frames(args["grid_thw"], lambda h, w: bilinear_corners(h, w, side, merge))
+    frames = _over_frames(args["grid_thw"], lambda h, w: position_taps(h, w, side, merge))
     index, weight = (torch.cat(tables, dim=1) for tables in zip(*frames, strict=True))
     return index, weight
 

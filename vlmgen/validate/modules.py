@@ -3,21 +3,21 @@
 Inputs of the inner modules are what Hugging Face's own modules receive when real pictures and
 prompts run through them. Names of Hugging Face's modules follow from the spec's weight names.
 
-Shapes: p patches of an item, r merged rows, n vision blocks of S patches, t tokens, H width.
+The vision tower's are in `vision_modules.py`. Shapes: t tokens, r merged rows, H width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from vlmgen.validate.compare import Comparison
-from vlmgen.validate.driver import Feature, FieldElement, PackageDriver
-from vlmgen.validate.pictures import moving_view, picture
-from vlmgen.validate.reference import Media, Prompt, Reference, pixels_name, pixels_of
+from vlmgen.validate.checks import Check, InputsOf, parent, spread
+from vlmgen.validate.driver import PackageDriver
+from vlmgen.validate.reference import Prompt, Reference
+from vlmgen.validate.vision_modules import VisionChecks
 
 LIMIT = 1e-5
 """Largest relative error of a module in float32."""
@@ -30,45 +30,6 @@ TEXT_NORMS = (
     "post_attention_layernorm",
     "post_mlp_layernorm",
 )
-_MOST_LAYERS = 4  # of a deep model, so many layers are checked, from the first to the last
-
-
-@dataclass
-class VisionCase:
-    """One picture or video in both forms.
-
-    Args:
-        name: For messages.
-        feature: The item.
-        grid: int64 `[1, 3]`.
-        tower: Keyword arguments that the package's `embed_multimodal` gave its tower.
-        places: int64 `[n * S]`, the patch at each place of the blocks, -1 for padding.
-        inputs: Hugging Face module path -> the hidden states it received, `[p, H]`.
-    """
-
-    name: str
-    feature: Feature
-    grid: torch.Tensor
-    tower: dict[str, torch.Tensor]
-    places: torch.Tensor
-    inputs: dict[str, torch.Tensor]
-
-    def pack(self, rows: torch.Tensor) -> torch.Tensor:
-        """`[p, H]` -> blocks `[n, S, H]`, zeros in padding."""
-        blocks = self.tower["pixel_values"].shape[:2]
-        packed = rows.new_zeros(len(self.places), rows.shape[-1])
-        packed[self.places >= 0] = rows[self.places[self.places >= 0]]
-        return packed.view(*blocks, -1)
-
-    def unpack(self, blocks: torch.Tensor) -> torch.Tensor:
-        """`[n, S, H]` -> `[p, H]`, or merged `[n, S / m, H]` -> `[r, H]`."""
-        flat = blocks.reshape(-1, blocks.shape[-1])
-        area = len(self.places) // len(flat)
-        places = self.places.view(-1, area)[:, 0]
-        real = places >= 0
-        rows = flat.new_empty(int(real.sum()), flat.shape[-1])
-        rows[places[real] // area] = flat[real]
-        return rows
 
 
 @dataclass
@@ -95,23 +56,6 @@ class TextCase:
         return self.prompt.name
 
 
-@dataclass(frozen=True)
-class Check:
-    """One module, both ways.
-
-    Args:
-        name: Row of the report.
-        reference: Hugging Face's result for a case, as a tensor.
-        actual: The package's result for the same case, of the same shape.
-        cases: The inputs.
-    """
-
-    name: str
-    reference: Callable[[Reference, Any], torch.Tensor]
-    actual: Callable[[PackageDriver, Any], torch.Tensor]
-    cases: Sequence[Any]
-
-
 class ModuleChecks:
     """All module checks of one package and one reference.
 
@@ -131,37 +75,14 @@ class ModuleChecks:
     ) -> None:
         self.names = HuggingFaceNames(reference)
         self._round_to = round_to
-        items = standard_items(reference)
-        self.vision_cases = [
-            self._vision_case(reference, driver, name, feature) for name, feature in items
-        ]
         self.text_cases = [self._text_case(reference, driver, prompt) for prompt in prompts]
-        self.batches = _batches([feature for _, feature in items])
+        self._vision = VisionChecks(reference, driver, round_to)
 
     # ---------------------------------------------------------------------------------- the list
 
     def vision(self) -> list[Check]:
         """Checks of the vision tower, bottom up."""
-        names, cases = self.names, self.vision_cases
-        levels = range(names.num_levels)
-        return [
-            Check("patch embed", hf_patch_embed, our_patch_embed, cases),
-            Check("position embedding", hf_position, our_position, cases),
-            Check("rotary tables", hf_vision_rotary, our_vision_rotary, cases),
-            *self._per_block("attention", names.vision_attention, "attn", bounds=True),
-            *self._per_block("mlp", names.vision_mlp, "mlp", bounds=False),
-            *self._per_block("block", names.block, "", bounds=True),
-            self._merger("merger", names.merger, "merger"),
-            *(
-                self._merger(
-                    f"deepstack merger {level}",
-                    names.deepstack_merger(level),
-                    f"deepstack_merger_list.{level}",
-                )
-                for level in levels
-            ),
-            Check("full tower", hf_tower, our_tower, self.batches),
-        ]
+        return self._vision.checks()
 
     def text(self) -> list[Check]:
         """Checks of the text decoder, bottom up.
@@ -214,59 +135,10 @@ class ModuleChecks:
             part("full text tower", hf_text_tower, our_text_tower, cases),
         ]
 
-    def _per_block(
-        self, name: str, path: Callable[[int], str], attribute: str, *, bounds: bool
-    ) -> list[Check]:
-        """One check over some blocks of the tower; attribute "" is the block itself."""
-        cases = [(case, index) for case in self.vision_cases for index in self.names.blocks]
-
-        def reference(model: Reference, case: tuple[VisionCase, int]) -> torch.Tensor:
-            item, index = case
-            hidden = item.inputs[path(index)].to(model.dtype)
-            module = model.vision.get_submodule(path(index))
-            return (
-                module(hidden, **hf_attention_arguments(model, item)) if bounds else module(hidden)
-            )
-
-        def actual(driver: PackageDriver, case: tuple[VisionCase, int]) -> torch.Tensor:
-            item, index = case
-            hidden = item.pack(item.inputs[path(index)].to(driver.dtype))
-            block = driver.model.visual.blocks[index]
-            module = getattr(block, attribute) if attribute else block
-            names = ("cos", "sin", "bound_min", "bound_max") if bounds else ()
-            return item.unpack(module(hidden, *(item.tower[name] for name in names)))
-
-        return [Check(name, reference, actual, cases)]
-
-    def _merger(self, name: str, path: str, attribute: str) -> Check:
-        def reference(model: Reference, case: VisionCase) -> torch.Tensor:
-            return model.vision.get_submodule(path)(case.inputs[path].to(model.dtype))
-
-        def actual(driver: PackageDriver, case: VisionCase) -> torch.Tensor:
-            module = driver.model.visual.get_submodule(attribute)
-            return case.unpack(module(case.pack(case.inputs[path].to(driver.dtype))))
-
-        return Check(name, reference, actual, self.vision_cases)
-
     # --------------------------------------------------------------------------------- the inputs
 
-    def _vision_case(
-        self, reference: Reference, driver: PackageDriver, name: str, feature: Feature
-    ) -> VisionCase:
-        grid = torch.tensor([reference.grid_of(feature)])
-        with _inputs_of(reference.vision, self.names.vision_paths()) as inputs:
-            reference.rows_of(feature)
-        return VisionCase(
-            name,
-            feature,
-            grid,
-            tower=tower_arguments(driver, feature),
-            places=patch_places(driver, feature),
-            inputs={path: self._rounded(hidden[0]) for path, hidden in inputs.items()},
-        )
-
     def _text_case(self, reference: Reference, driver: PackageDriver, prompt: Prompt) -> TextCase:
-        with _inputs_of(reference.text, self.names.text_paths()) as inputs:
+        with InputsOf(reference.text, self.names.text_paths()) as inputs:
             reference.logits(prompt)
         if reference.spec.text.rope.kind == "plain":
             positions = torch.arange(len(prompt.token_ids))
@@ -286,38 +158,14 @@ class ModuleChecks:
 
 
 class HuggingFaceNames:
-    """Paths of Hugging Face's modules below its two towers, derived from the weight names."""
+    """Paths of Hugging Face's modules below its text tower, derived from the weight names."""
 
     def __init__(self, reference: Reference) -> None:
-        weights = reference.spec.weights
-        self._text, self._vision = weights.text, weights.vision
+        self._text = reference.spec.weights.text
         self._moe = reference.spec.text.moe
         config = reference.config
         self.first_dense = self._first_dense(config.get_text_config())
-        self.blocks = _spread(config.vision_config.depth)
-        self.layers = _spread(config.get_text_config().num_hidden_layers)
-        self.num_levels = len(config.vision_config.deepstack_visual_indexes)
-
-    def block(self, index: int) -> str:
-        """A block of the tower."""
-        return self._vision.block.format(block=index).rstrip(".")
-
-    def vision_attention(self, index: int) -> str:
-        """A block's attention."""
-        return f"{self.block(index)}.{_parent(self._vision.qkv)}"
-
-    def vision_mlp(self, index: int) -> str:
-        """A block's MLP."""
-        return f"{self.block(index)}.{_parent(self._vision.fc1)}"
-
-    @property
-    def merger(self) -> str:
-        """The tower's merger."""
-        return self._vision.merger.prefix.rstrip(".")
-
-    def deepstack_merger(self, level: int) -> str:
-        """The merger of one deepstack level."""
-        return self._vision.deepstack.prefix.format(level=level).rstrip(".")
+        self.layers = spread(config.get_text_config().num_hidden_layers)
 
     def layer(self, index: int) -> str:
         """A decoder layer."""
@@ -325,7 +173,7 @@ class HuggingFaceNames:
 
     def attention(self, index: int) -> str:
         """A decoder layer's attention."""
-        return f"{self.layer(index)}.{_parent(self._text.q)}"
+        return f"{self.layer(index)}.{parent(self._text.q)}"
 
     def has_experts(self, index: int) -> bool:
         """Whether a decoder layer has experts in the place of its MLP."""
@@ -339,7 +187,7 @@ class HuggingFaceNames:
         """A decoder layer's MLP, or what holds its experts."""
         text = self._text
         key = text.moe.router if self.has_experts(index) else text.gate or text.gate_up
-        return f"{self.layer(index)}.{_parent(key)}"
+        return f"{self.layer(index)}.{parent(key)}"
 
     def router(self, index: int) -> str:
         """A decoder layer's router."""
@@ -348,189 +196,18 @@ class HuggingFaceNames:
     def shared(self, index: int) -> str | None:
         """A decoder layer's shared experts, where the family has them."""
         shared = self._text.moe.shared if self._text.moe else None
-        return f"{self.layer(index)}.{_parent(shared.gate)}" if shared else None
+        return f"{self.layer(index)}.{parent(shared.gate)}" if shared else None
 
     def norms(self, index: int) -> dict[str, str]:
         """The norms of a decoder layer: the package's name -> path."""
         norms = {name: getattr(self._text, name) for name in TEXT_NORMS}
         return {name: f"{self.layer(index)}.{key}" for name, key in norms.items() if key}
 
-    def vision_paths(self) -> list[str]:
-        """Every module of the tower whose input is needed."""
-        per_block = (self.block, self.vision_attention, self.vision_mlp)
-        inner = [path(index) for index in self.blocks for path in per_block]
-        return [*inner, self.merger, *map(self.deepstack_merger, range(self.num_levels))]
-
     def text_paths(self) -> list[str]:
         """Every module of the decoder whose input is needed."""
         per_layer = (self.layer, self.attention, self.mlp)
         inner = [path(index) for index in self.layers for path in per_layer]
         return [*inner, *(norm for i in self.layers for norm in self.norms(i).values())]
-
-
-def run_checks(
-    checks: Iterable[Check], reference: Reference, driver: PackageDriver
-) -> Iterator[tuple[str, Comparison | Exception]]:
-    """Run checks one by one; a check that raises yields its exception."""
-    for check in checks:
-        comparison = Comparison()
-        try:
-            with torch.no_grad():
-                for case in check.cases:
-                    expected = check.reference(reference, case)
-                    comparison.add(case_name(case), check.actual(driver, case), expected)
-        except Exception as error:
-            yield check.name, error
-        else:
-            yield check.name, comparison
-
-
-def case_name(case: Any) -> str:
-    """Name of a case for messages."""
-    if isinstance(case, tuple):
-        return f"{case[0].name}, layer {case[1]}"
-    return case.name
-
-
-# ------------------------------------------------------------------------------------ vision parts
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Items that are encoded in one call, and share blocks where they fit."""
-
-    name: str
-    features: list[Feature]
-
-
-def standard_items(reference: Reference) -> list[tuple[str, Feature]]:
-    """Ten pictures of different shapes and two videos, through the processor."""
-    sizes = [
-        ("coffee", 128, 192),
-        ("rocket", 192, 96),
-        ("chelsea", 32, 32),
-        ("astronaut", 160, 160),
-        ("camera", 96, 128),
-        ("china", 64, 160),
-        ("flower", 160, 64),
-        ("coins", 96, 96),
-        ("astronaut", 32, 64),
-        ("coffee", 224, 32),
-    ]
-    items = [(f"{name} {h}x{w}", Media("image", picture(name, h, w))) for name, h, w in sizes]
-    items.append(("video 6x64x96", Media("video", moving_view("flower", 6, 64, 96))))
-    items.append(("video 9x96x128", Media("video", moving_view("china", 9, 96, 128))))
-    return [(name, reference.prompt(name, media).features[0]) for name, media in items]
-
-
-def _batches(features: Sequence[Feature]) -> list[Batch]:
-    """Ten calls: pictures in growing and mixed company, and videos alone and together."""
-    images = [feature for feature in features if feature.modality == "image"]
-    videos = [feature for feature in features if feature.modality == "video"]
-    groups = [images[i : i + 1 + i % 4] for i in range(len(images) - 2)]
-    groups += [images[:1] + images[2:4], videos[:1], videos]
-    return [
-        Batch(f"{len(group)} {group[0].modality}s, call {index}", group)
-        for index, group in enumerate(groups)
-    ]
-
-
-def tower_arguments(driver: PackageDriver, feature: Feature) -> dict[str, torch.Tensor]:
-    """What the package hands to its tower for one item."""
-    seen: dict[str, torch.Tensor] = {}
-
-    def keep(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        seen.update(kwargs)
-
-    handle = driver.model.visual.register_forward_pre_hook(keep, with_kwargs=True)
-    try:
-        driver.encode_batch([feature])
-    finally:
-        handle.remove()
-        driver.encoder_cache.free(feature.identifier)
-    return seen
-
-
-def patch_places(driver: PackageDriver, feature: Feature) -> torch.Tensor:
-    """Where each patch went: the item is encoded with patch numbers for pixels.
-
-    Numbers are written as two digits to the base 128, exact in every dtype; 0 0 is padding.
-    """
-    name = pixels_name(feature)
-    assert feature.data is not None
-    numbers = torch.arange(1, len(feature.data[name].data) + 1)
-    stamped = torch.zeros_like(feature.data[name].data)
-    stamped[:, 0], stamped[:, 1] = numbers // 128, numbers % 128
-    item = replace(
-        feature,
-        identifier=f"{feature.identifier}-stamped",
-        data={**feature.data, name: FieldElement(stamped)},
-    )
-    pixels = tower_arguments(driver, item)["pixel_values"].float()
-    return (pixels[..., 0] * 128 + pixels[..., 1]).round().long().flatten() - 1
-
-
-def hf_attention_arguments(model: Reference, case: VisionCase) -> dict[str, Any]:
-    """Sequence bounds and rotary tables as Hugging Face's blocks take them."""
-    frames = case.grid[:, 1] * case.grid[:, 2]
-    lengths = torch.repeat_interleave(frames, case.grid[:, 0])
-    return {
-        "cu_seqlens": torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).to(torch.int32),
-        "position_embeddings": _hf_rotary(model, case),
-    }
-
-
-def _hf_rotary(model: Reference, case: VisionCase) -> tuple[torch.Tensor, torch.Tensor]:
-    vision = model.vision
-    places = model.module.get_vision_position_ids(case.grid, vision.spatial_merge_size, kwargs={})
-    return vision.rotary_pos_emb(pixels_of(case.feature), places)
-
-
-def hf_patch_embed(model: Reference, case: VisionCase) -> torch.Tensor:
-    return model.vision.patch_embed(pixels_of(case.feature).to(model.dtype))
-
-
-def our_patch_embed(driver: PackageDriver, case: VisionCase) -> torch.Tensor:
-    pixels = case.tower["pixel_values"].to(driver.dtype)
-    return case.unpack(driver.model.visual.patch_embed(pixels))
-
-
-def hf_position(model: Reference, case: VisionCase) -> torch.Tensor:
-    vision = model.vision
-    index, weight = model.module.get_vision_interpolation_indices_and_weights(
-        case.grid,
-        num_grid_per_side=vision.num_grid_per_side,
-        mode=vision.interpolation_mode,
-        align_corners=vision.interpolation_align_corners,
-        spatial_merge_size=vision.spatial_merge_size,
-        kwargs={},
-    )
-    return (vision.pos_embed(index) * weight[:, :, None]).sum(1).to(model.dtype)
-
-
-def our_position(driver: PackageDriver, case: VisionCase) -> torch.Tensor:
-    tower = case.tower
-    return case.unpack(driver.model.visual.pos_embed(tower["pos_emb_idx"], tower["pos_emb_weight"]))
-
-
-def hf_vision_rotary(model: Reference, case: VisionCase) -> torch.Tensor:
-    return torch.cat(_hf_rotary(model, case), dim=-1)
-
-
-def our_vision_rotary(driver: PackageDriver, case: VisionCase) -> torch.Tensor:
-    return case.unpack(torch.cat([case.tower["cos"], case.tower["sin"]], dim=-1))
-
-
-def hf_tower(model: Reference, batch: Batch) -> torch.Tensor:
-    return torch.cat([model.rows_of(feature) for feature in batch.features])
-
-
-def our_tower(driver: PackageDriver, batch: Batch) -> torch.Tensor:
-    driver.encode_batch(batch.features)
-    rows = torch.cat([driver.cached_rows(feature) for feature in batch.features])
-    for feature in batch.features:
-        driver.encoder_cache.free(feature.identifier)
-    return rows
 
 
 # -------------------------------------------------------------------------------------- text parts
@@ -790,49 +467,3 @@ def our_text_tower(names: HuggingFaceNames, driver: PackageDriver, case: TextCas
         handle.remove()
         driver.release(request)
     return output[0][: len(request.token_ids)]
-
-
-# ------------------------------------------------------------------------------------------ parts
-
-
-def _inputs_of(module: torch.nn.Module, paths: Sequence[str]) -> Any:
-    """Record the hidden states that submodules receive, path -> list of them."""
-    return _Recorder(module, paths)
-
-
-class _Recorder:
-    def __init__(self, module: torch.nn.Module, paths: Sequence[str]) -> None:
-        self._module, self._paths = module, paths
-        self._seen: dict[str, list[torch.Tensor]] = {}
-        self._handles: list[Any] = []
-
-    def __enter__(self) -> dict[str, list[torch.Tensor]]:
-        for path in self._paths:
-            hook = self._hook(path)
-            module = self._module.get_submodule(path)
-            self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
-        return self._seen
-
-    def _hook(self, path: str) -> Callable[..., None]:
-        def record(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            hidden = args[0] if args else kwargs["hidden_states"]
-            self._seen.setdefault(path, []).append(hidden.detach().clone())
-
-        return record
-
-    def __exit__(self, *exception: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-
-
-def _parent(path: str) -> str:
-    """`self_attn.q_proj` -> `self_attn`."""
-    return path.rpartition(".")[0]
-
-
-def _spread(count: int) -> list[int]:
-    """Indexes of at most `_MOST_LAYERS` layers, first and last included."""
-    if count <= _MOST_LAYERS:
-        return list(range(count))
-    step = (count - 1) / (_MOST_LAYERS - 1)
-    return [round(i * step) for i in range(_MOST_LAYERS)]

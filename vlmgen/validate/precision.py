@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from vlmgen.validate.checks import Check
 from vlmgen.validate.driver import PackageDriver
-from vlmgen.validate.modules import Check, ModuleChecks
+from vlmgen.validate.modules import ModuleChecks
 from vlmgen.validate.reference import Prompt, Reference
 from vlmgen.validate.report import Report, Row
 

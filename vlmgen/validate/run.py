@@ -206,7 +206,8 @@ class Run:
             return ModuleChecks(self.reference, self.driver, self.prompts)
 
     def _modules(self, group: str) -> None:
-        from vlmgen.validate.modules import LIMIT, run_checks
+        from vlmgen.validate.checks import run_checks
+        from vlmgen.validate.modules import LIMIT
 
         checks = self._module_checks
         parts = checks.vision() if group == "vision modules" else checks.text()
