@@ -1,0 +1,13 @@
+"""Wrong variants of the GLM-4.1V package."""
+
+from . import _vision as vision
+
+FAULTS = (
+    *vision.GRID_SAMPLE,
+    *vision.EMBED_NORM,
+    *vision.CROSSED_WIDTHS,
+    *vision.STRIDED_CONV,
+    *vision.FINAL_NORM,
+    *vision.SILU,
+    *vision.RMS,
+)

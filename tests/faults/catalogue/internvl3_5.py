@@ -1,0 +1,11 @@
+"""Wrong variants of the InternVL3.5 package."""
+
+from . import _vision as vision
+
+FAULTS = (
+    *vision.TILES,
+    *vision.LAYER_SCALE,
+    *vision.SEPARATE_QKV,
+    *vision.EXACT_GELU,
+    vision.merger_epsilon("joined", "1e-05", "1e-06"),
+)

@@ -1,0 +1,13 @@
+"""Wrong variants of the PaddleOCR-VL package."""
+
+from . import _vision as vision
+
+FAULTS = (
+    *vision.RASTER,
+    *vision.BILINEAR,
+    *vision.ROPE,
+    *vision.SEPARATE_QKV,
+    *vision.TANH_GELU,
+    *vision.FINAL_NORM,
+    vision.merger_epsilon("config.hidden_size", "1e-05", "1e-06"),
+)

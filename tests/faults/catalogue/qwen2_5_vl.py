@@ -1,0 +1,12 @@
+"""Wrong variants of the Qwen2.5-VL package."""
+
+from . import _vision as vision
+
+FAULTS = (
+    *vision.WINDOWS,
+    *vision.FRAMES,
+    *vision.ROPE,
+    *vision.RMS,
+    *vision.GATED_WITH_BIAS,
+    *vision.FUSED_QKV,
+)

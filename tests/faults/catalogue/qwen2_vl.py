@@ -1,0 +1,11 @@
+"""Wrong variants of the Qwen2-VL package."""
+
+from . import _vision as vision
+
+FAULTS = (
+    *vision.FRAMES,
+    *vision.ROPE,
+    *vision.QUICK_GELU,
+    *vision.FUSED_QKV,
+    vision.merger_epsilon("config.hidden_size", "1e-06", "1e-05"),
+)
