@@ -8,8 +8,9 @@ rows per cache block.
 
 Several images may share a block: `bound_min` and `bound_max` keep every patch within its own
 frame.
-Rows leave the tower by (cache block, offset) pairs, so an item's rows lie in cache blocks
-of its own wherever it was packed. There is no sequence parallelism here; tensor parallelism has
+
+Rows leave the tower by (cache block, offset) pairs, so an item's rows lie in cache blocks of
+its own wherever it was packed. There is no sequence parallelism here; tensor parallelism has
 its own process group, data parallelism splits blocks.
 """
 
@@ -313,7 +314,6 @@ class Glm4vVisionModel(nn.Module):
         super().__init__()
         self.tp_group = get_neuron_vision_tp_group()
         self.dp_group = get_neuron_vision_dp_group()
-        self.merge_area = config.merge_area
         self.patch_embed = Glm4vVisionPatchEmbed(config)
         self.embed_norm = Glm4vVisionRMSNorm(config.hidden_size, config.rms_norm_eps, config.dtype)
         self.pos_embed = Glm4vVisionPositionEmbedding(config)

@@ -455,11 +455,11 @@ def _check_together(config: InternVLConfig, problems: list[str]) -> None:
             f"vision hidden_size {vision.hidden_size} over {vision.num_heads} heads: the head "
             "width must be a multiple of 4"
         )
-    if vision.position_grid_side % vision.spatial_merge_size:
+    side = vision.position_grid_side
+    if side % vision.spatial_merge_size:
         problems.append(
-            f"a tile has {vision.position_grid_side} x {vision.position_grid_side} patches, which "
-            f"merge windows of {vision.spatial_merge_size} x {vision.spatial_merge_size} do not "
-            "divide"
+            f"a tile has {side} x {side} patches, which merge windows of "
+            f"{vision.spatial_merge_size} x {vision.spatial_merge_size} do not divide"
         )
 
 

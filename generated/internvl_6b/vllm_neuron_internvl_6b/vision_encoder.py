@@ -8,8 +8,9 @@ rows per cache block.
 
 Several tiles may share a block: `bound_min` and `bound_max` keep every patch within its own tile.
 Each tile follows one merge window of places, of which the last is its class token.
-Rows leave the tower by (cache block, offset) pairs, so an item's rows lie in cache blocks
-of its own wherever it was packed. There is no sequence parallelism here; tensor parallelism has
+
+Rows leave the tower by (cache block, offset) pairs, so an item's rows lie in cache blocks of
+its own wherever it was packed. There is no sequence parallelism here; tensor parallelism has
 its own process group, data parallelism splits blocks.
 """
 
@@ -208,9 +209,7 @@ class InternVLVisionAttention(nn.Module):
 
 
 class InternVLVisionMLP(nn.Module):
-    """Two matrices with bias, exact GELU between them, stored `[in,
-    out]`.
-    """
+    """Two matrices with bias, exact GELU between; stored `[in, out]`."""
 
     def __init__(self, config: InternVLVisionConfig) -> None:
         super().__init__()
@@ -314,7 +313,6 @@ class InternVLVisionModel(nn.Module):
         super().__init__()
         self.tp_group = get_neuron_vision_tp_group()
         self.dp_group = get_neuron_vision_dp_group()
-        self.merge_area = config.merge_area
         self.patch_embed = InternVLVisionPatchEmbed(config)
         self.pos_embed = InternVLVisionPositionEmbedding(config)
         self.blocks = nn.ModuleList(InternVLVisionBlock(config) for _ in range(config.depth))

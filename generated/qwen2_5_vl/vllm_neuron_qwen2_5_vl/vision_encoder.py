@@ -8,8 +8,9 @@ rows per cache block.
 
 Several images may share a block: `bound_min` and `bound_max` keep every patch within its own
 frame, `window_min` and `window_max` within a window of it.
-Rows leave the tower by (cache block, offset) pairs, so an item's rows lie in cache blocks
-of its own wherever it was packed. There is no sequence parallelism here; tensor parallelism has
+
+Rows leave the tower by (cache block, offset) pairs, so an item's rows lie in cache blocks of
+its own wherever it was packed. There is no sequence parallelism here; tensor parallelism has
 its own process group, data parallelism splits blocks.
 """
 
@@ -287,7 +288,6 @@ class Qwen2_5_VLVisionModel(nn.Module):
         super().__init__()
         self.tp_group = get_neuron_vision_tp_group()
         self.dp_group = get_neuron_vision_dp_group()
-        self.merge_area = config.merge_area
         self.fullatt_block_indexes = config.fullatt_block_indexes
         self.patch_embed = Qwen2_5_VLVisionPatchEmbed(config)
         self.blocks = nn.ModuleList(Qwen2_5_VLVisionBlock(config) for _ in range(config.depth))

@@ -8,8 +8,9 @@ rows per cache block.
 
 Several images may share a block: `bound_min` and `bound_max` keep every patch within its own
 frame.
-Rows leave the tower by (cache block, offset) pairs, so an item's rows lie in cache blocks
-of its own wherever it was packed. There is no sequence parallelism here; tensor parallelism has
+
+Rows leave the tower by (cache block, offset) pairs, so an item's rows lie in cache blocks of
+its own wherever it was packed. There is no sequence parallelism here; tensor parallelism has
 its own process group, data parallelism splits blocks.
 """
 
@@ -170,9 +171,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 
 
 class Qwen2VLVisionMLP(nn.Module):
-    """Two matrices with bias, quick GELU between them, stored `[in,
-    out]`.
-    """
+    """Two matrices with bias, quick GELU between; stored `[in, out]`."""
 
     def __init__(self, config: Qwen2VLVisionConfig) -> None:
         super().__init__()
@@ -272,7 +271,6 @@ class Qwen2VLVisionModel(nn.Module):
         super().__init__()
         self.tp_group = get_neuron_vision_tp_group()
         self.dp_group = get_neuron_vision_dp_group()
-        self.merge_area = config.merge_area
         self.patch_embed = Qwen2VLVisionPatchEmbed(config)
         self.blocks = nn.ModuleList(Qwen2VLVisionBlock(config) for _ in range(config.depth))
         self.merger = Qwen2VLVisionPatchMerger(config)

@@ -8,8 +8,9 @@ rows per cache block.
 
 Several images may share a block: `bound_min` and `bound_max` keep every patch within its own
 frame.
-Rows leave the tower by (cache block, offset) pairs, so an item's rows lie in cache blocks
-of its own wherever it was packed. There is no sequence parallelism here; tensor parallelism has
+
+Rows leave the tower by (cache block, offset) pairs, so an item's rows lie in cache blocks of
+its own wherever it was packed. There is no sequence parallelism here; tensor parallelism has
 its own process group, data parallelism splits blocks.
 """
 
@@ -192,9 +193,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 
 
 class Qwen3VLMoeVisionMLP(nn.Module):
-    """Two matrices with bias, tanh GELU between them, stored `[in,
-    out]`.
-    """
+    """Two matrices with bias, tanh GELU between; stored `[in, out]`."""
 
     def __init__(self, config: Qwen3VLMoeVisionConfig) -> None:
         super().__init__()
@@ -302,7 +301,6 @@ class Qwen3VLMoeVisionModel(nn.Module):
         super().__init__()
         self.tp_group = get_neuron_vision_tp_group()
         self.dp_group = get_neuron_vision_dp_group()
-        self.merge_area = config.merge_area
         self.deepstack_visual_indexes = config.deepstack_visual_indexes
         self.patch_embed = Qwen3VLMoeVisionPatchEmbed(config)
         self.pos_embed = Qwen3VLMoeVisionPositionEmbedding(config)

@@ -67,7 +67,7 @@ def position_taps(
 
 def _cubic(place: torch.Tensor, size: int, side: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Four table lines around each place on one axis and their weights, `[4, places]` each."""
-    source = (place.float() + 0.5) / size * side - 0.5
+    source = (place.float() + 0.5) * side / size - 0.5
     low = source.floor()
     near = source - low  # distance to the second of the four lines
     first, second, third, last = near + 1, near, 1 - near, 2 - near

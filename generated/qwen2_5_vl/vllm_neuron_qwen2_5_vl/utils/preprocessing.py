@@ -127,9 +127,8 @@ def build_tower_inputs(
         start, end = offset, offset + frame.patches
         own = pixels[frame.first_patch : frame.first_patch + frame.patches]
         order, low, high = window_order(h, w, merge, window)
-        inputs["pixel_values"][block, start:end] = own.view(-1, area, config.patch_dim)[
-            order
-        ].flatten(0, 1)
+        own = own.view(-1, area, config.patch_dim)[order]
+        inputs["pixel_values"][block, start:end] = own.flatten(0, 1)
         cos, sin = rotary_tables(h, w, config.head_dim, merge, config.rope_theta, window)
         inputs["cos"][block, start:end] = cos
         inputs["sin"][block, start:end] = sin
