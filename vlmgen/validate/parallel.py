@@ -35,26 +35,33 @@ GROUP = "parallel"
 LIMIT = 1e-5
 NEW_TOKENS = 8
 _SMALL_LAYOUTS = {2: ((2, 1), (1, 2)), 4: ((2, 2), (4, 1), (1, 4))}
+_EXPERT_LAYOUTS = {2: ((2, 1, 2),), 4: ((2, 2, 2), (4, 1, 4))}  # with a degree of expert parallelism
 _TIMEOUT = 300.0
 
 
 @dataclass(frozen=True)
 class ParallelLayout:
-    """Text TP over all ranks, vision TP x DP over the same ranks."""
+    """Text TP over all ranks, vision TP x DP over the same ranks.
+
+    With `ep_degree` the ranks share out the experts first, and then the width of each.
+    """
 
     world_size: int
     vision_tp: int
     vision_dp: int
+    ep_degree: int = 1
 
     @property
     def name(self) -> str:
         """Row of the report."""
-        return f"tp {self.world_size}, vision tp {self.vision_tp} x dp {self.vision_dp}"
+        experts = f" ep {self.ep_degree}" if self.ep_degree > 1 else ""
+        return f"tp {self.world_size}{experts}, vision tp {self.vision_tp} x dp {self.vision_dp}"
 
 
-def layouts(world_size: int) -> list[ParallelLayout]:
-    """The vision splits that are run on a world of 2 or 4 ranks."""
-    return [ParallelLayout(world_size, tp, dp) for tp, dp in _SMALL_LAYOUTS[world_size]]
+def layouts(world_size: int, has_experts: bool = False) -> list[ParallelLayout]:
+    """The splits that are run on a world of 2 or 4 ranks."""
+    splits = [*_SMALL_LAYOUTS[world_size], *(_EXPERT_LAYOUTS[world_size] if has_experts else ())]
+    return [ParallelLayout(world_size, *split) for split in splits]
 
 
 WORLD_SIZES = tuple(_SMALL_LAYOUTS)
@@ -127,6 +134,7 @@ class ParallelRuns:
         prompts: A few prompts.
         settings: Further arguments of `PackageDriver`.
         report: Takes the rows.
+        has_experts: Whether expert parallelism is run as well.
     """
 
     def __init__(
@@ -136,8 +144,10 @@ class ParallelRuns:
         prompts: Sequence[Prompt],
         settings: Mapping[str, Any],
         report: Report,
+        has_experts: bool = False,
     ) -> None:
         self.package, self.checkpoint, self.prompts = package, checkpoint, list(prompts)
+        self.has_experts = has_experts
         self.settings, self.report = dict(settings), report
         self._single: RankResult | None = None
 
@@ -166,10 +176,10 @@ class ParallelRuns:
         prepare_fast_start()
         ranks = RankProcesses(world_size, start_rank, arguments, start_method="forkserver")
         with ranks, tempfile.TemporaryDirectory(prefix="vlmgen-parallel-") as folder:
-            for layout in layouts(world_size):
+            for layout in layouts(world_size, self.has_experts):
                 progress(f"{GROUP}: {layout.name}")
-                meeting = str(Path(folder) / f"{layout.vision_tp}x{layout.vision_dp}")
-                ranks.call([(layout.vision_tp, layout.vision_dp, meeting)] * world_size)
+                meeting = str(Path(folder) / layout.name)
+                ranks.call([(layout, meeting)] * world_size)
                 self._judge(layout, single, ranks.collect(_TIMEOUT))
 
     def _judge(self, layout: ParallelLayout, single: RankResult, ranks: list[RankResult]) -> None:
@@ -249,22 +259,22 @@ def _generate(
 
 def start_rank(
     rank: int, package: str, checkpoint: str, prompts: list[Prompt], settings: Mapping[str, Any]
-) -> Callable[[int, int, str], RankResult]:
-    """Called once in every rank's process; returns what answers for one vision split."""
+) -> Callable[[ParallelLayout, str], RankResult]:
+    """Called once in every rank's process; returns what answers for one split."""
     warnings.filterwarnings("ignore", category=FutureWarning)  # torch on its own collectives
     factory = load_factory(Path(package))
 
-    def answer(vision_tp: int, vision_dp: int, meeting_point: str) -> RankResult:
-        regroup(vision_tp, vision_dp, meeting_point)
-        sizes = {"tp_size": vision_tp, "dp_size": vision_dp}
+    def answer(layout: ParallelLayout, meeting_point: str) -> RankResult:
+        regroup(layout, meeting_point)
+        sizes = {"tp_size": layout.vision_tp, "dp_size": layout.vision_dp}
         vision = {**settings["vision_neuron_config"], **sizes}
         return run_rank(factory, checkpoint, prompts, {**settings, "vision_neuron_config": vision})
 
     return answer
 
 
-def regroup(vision_tp: int, vision_dp: int, meeting_point: str) -> None:
-    """Take this process's groups down and put them up again with another vision split."""
+def regroup(layout: ParallelLayout, meeting_point: str) -> None:
+    """Take this process's groups down and put them up again with another split."""
     from vllm_neuron.parallel import neuron_parallel_state as state
 
     world_size, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
@@ -276,8 +286,9 @@ def regroup(vision_tp: int, vision_dp: int, meeting_point: str) -> None:
         distributed_init_method=f"file://{meeting_point}",
         backend="gloo",
         tensor_parallel_size=world_size,
-        vision_tp_size=vision_tp,
-        vision_dp_size=vision_dp,
+        ep_degree=layout.ep_degree,
+        vision_tp_size=layout.vision_tp,
+        vision_dp_size=layout.vision_dp,
     )
 
 

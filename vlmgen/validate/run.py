@@ -265,7 +265,14 @@ class Run:
             "seq_buckets": (1, len(prompts)),
             **text_settings(prompts, parallel.NEW_TOKENS),
         }
-        runs = parallel.ParallelRuns(self.package, checkpoint, prompts, settings, self.report)
+        runs = parallel.ParallelRuns(
+            self.package,
+            checkpoint,
+            prompts,
+            settings,
+            self.report,
+            has_experts=self.spec.text.moe is not None,
+        )
         self.attempt(group, "tp 1", lambda: runs.check_reference(reference))
         for world_size in parallel.WORLD_SIZES:
             check = partial(runs.check_world, world_size, self.progress)

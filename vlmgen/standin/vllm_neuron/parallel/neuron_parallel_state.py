@@ -58,6 +58,7 @@ _initialized = False
 _VISION_TP: GroupCoordinator | None = None
 _VISION_DP: GroupCoordinator | None = None
 _EP: GroupCoordinator | None = None
+_EP_TP: GroupCoordinator | None = None
 
 
 def is_initialized() -> bool:
@@ -70,8 +71,8 @@ def _require_one(**sizes: int) -> None:
     if wrong:
         listing = ", ".join(f"{name}={size}" for name, size in wrong.items())
         raise NotImplementedError(
-            f"the stand-in has no such groups: {listing}; legal is 1. Text TP and vision TP x DP "
-            "are supported."
+            f"the stand-in has no such groups: {listing}; legal is 1. Text TP, expert parallel "
+            "ranks within it and vision TP x DP are supported."
         )
 
 
@@ -108,7 +109,7 @@ def init_neuron_distributed_environment(
         tensor_parallel_size: text TP; it must divide the world size.
         pipeline_parallel_size: must be 1.
         decode_context_parallel_size: must be 1.
-        ep_degree: must be 1.
+        ep_degree: see :func:`initialize_neuron_parallel_state`.
         sampling_dp_degree: must be 1.
         attention_dp_size: must be 1.
         embedding_dp_size: must be 1.
@@ -135,6 +136,7 @@ def init_neuron_distributed_environment(
             f"{world_size}; legal are {divisors}"
         )
     _check_vision_sizes(world_size, vision_tp_size, vision_dp_size)
+    _check_ep_degree(ep_degree, tensor_parallel_size)
     if not torch.distributed.is_initialized():
         store = None
         if distributed_init_method.startswith("file://"):
@@ -236,6 +238,14 @@ def _check_vision_sizes(world_size: int, vision_tp_size: int, vision_dp_size: in
         )
 
 
+def _check_ep_degree(ep_degree: int, tp_size: int) -> None:
+    if ep_degree < 1 or tp_size % ep_degree:
+        legal = [size for size in range(1, tp_size + 1) if tp_size % size == 0]
+        raise ValueError(
+            f"ep_degree {ep_degree} does not divide the text TP size {tp_size}; legal are {legal}"
+        )
+
+
 def initialize_neuron_parallel_state(
     ep_degree: int = 1,
     sampling_dp_degree: int = 1,
@@ -255,7 +265,8 @@ def initialize_neuron_parallel_state(
     """Make the plugin's own groups beside vLLM's, which must exist.
 
     Args:
-        ep_degree: must be 1.
+        ep_degree: parts into which the ranks of a text TP group share out the experts. The ranks
+            of a part are contiguous and share each of its experts by width.
         sampling_dp_degree: must be 1.
         dp_size: size of the text data parallel group; only checked.
         attention_dp_size: must be 1.
@@ -275,9 +286,8 @@ def initialize_neuron_parallel_state(
             text TP group.
         NotImplementedError: a size the stand-in has no groups for.
     """
-    global _initialized, _VISION_TP, _VISION_DP, _EP
+    global _initialized, _VISION_TP, _VISION_DP, _EP, _EP_TP
     _require_one(
-        ep_degree=ep_degree,
         sampling_dp_degree=sampling_dp_degree,
         attention_dp_size=attention_dp_size,
         embedding_dp_size=embedding_dp_size,
@@ -295,6 +305,7 @@ def initialize_neuron_parallel_state(
     world_size = torch.distributed.get_world_size()
     _check_vision_sizes(world_size, vision_tp_size, vision_dp_size)
     text_tp = vllm_parallel_state.get_tp_group()
+    _check_ep_degree(ep_degree, text_tp.world_size)
     if tp_global_ranks is not None and list(tp_global_ranks) != list(text_tp.ranks):
         raise ValueError(
             f"tp_global_ranks {list(tp_global_ranks)} is not the text TP group {text_tp.ranks}"
@@ -314,6 +325,13 @@ def initialize_neuron_parallel_state(
         columns = _columns(world_size, vision_tp_size)
         _VISION_DP = _group(columns, local_rank, backend, "vision_dp")
     _EP = vllm_parallel_state.get_pp_group()  # this rank alone, as pipeline size 1 is the rule
+    _EP_TP = text_tp
+    if ep_degree > 1:
+        share = text_tp.world_size // ep_degree
+        parts = _rows(world_size, text_tp.world_size)
+        columns = [ranks[place::share] for ranks in parts for place in range(share)]
+        _EP = _group(columns, local_rank, backend, "neuron_ep")
+        _EP_TP = _group(_rows(world_size, share), local_rank, backend, "neuron_ep_tp")
     _initialized = True
     for name in __all__:
         # As in the plugin, models may import the getters from vLLM's module too.
@@ -323,11 +341,12 @@ def initialize_neuron_parallel_state(
 
 def destroy_neuron_distributed_environment() -> None:
     """Undo :func:`init_neuron_distributed_environment`; for tests. Every rank must call it."""
-    global _initialized, _VISION_TP, _VISION_DP, _EP
-    for group in (_VISION_TP, _VISION_DP):
+    global _initialized, _VISION_TP, _VISION_DP, _EP, _EP_TP
+    ep_groups = (_EP, _EP_TP) if _EP is not None and _EP.world_size > 1 else ()
+    for group in (_VISION_TP, _VISION_DP, *ep_groups):
         if group is not None:
             group.destroy()
-    _VISION_TP = _VISION_DP = _EP = None
+    _VISION_TP = _VISION_DP = _EP = _EP_TP = None
     _initialized = False
     for name in __all__:
         if name.startswith("get_") and hasattr(vllm_parallel_state, name):
@@ -353,33 +372,36 @@ def get_neuron_vision_dp_group() -> GroupCoordinator | None:
     return _VISION_DP
 
 
-# --- axes the stand-in keeps at size one -------------------------------------------------------
+# --- experts -----------------------------------------------------------------------------------
 
 
-def _ep_group() -> GroupCoordinator:
-    if _EP is None:
+def _made(group: GroupCoordinator | None) -> GroupCoordinator:
+    if group is None:
         raise RuntimeError("the parallel state of this process is not initialised")
-    return _EP
+    return group
 
 
 def get_neuron_ep_group() -> GroupCoordinator:
-    """Return the expert parallel group, here this rank alone."""
-    return _ep_group()
+    """Return the ranks that hold the other experts at this rank's place of the width."""
+    return _made(_EP)
 
 
 def get_neuron_ep_tp_group() -> GroupCoordinator:
-    """Return the ranks that share one expert, here the text TP group."""
-    return vllm_parallel_state.get_tp_group()
+    """Return the ranks that share each of this rank's experts by width."""
+    return _made(_EP_TP)
 
 
 def get_neuron_ep_degree() -> int:
-    """Return the expert parallel degree, here 1."""
-    return 1
+    """Return into how many parts the experts are shared out; 1 before there are groups."""
+    return 1 if _EP is None else _EP.world_size
 
 
 def get_neuron_ep_rank() -> int:
-    """Return the expert parallel rank, here 0."""
-    return 0
+    """Return which part this rank holds; 0 before there are groups."""
+    return 0 if _EP is None else _EP.rank_in_group
+
+
+# --- axes the stand-in keeps at size one -------------------------------------------------------
 
 
 def get_neuron_attention_tp_group() -> GroupCoordinator:

@@ -30,7 +30,8 @@ class MPExecutor:
         device: ``"neuron:0"``; in CPU mode the ranks use the CPU.
         nnodes: must be 1.
         node_rank: must be 0.
-        ep_degree: must be 1, like the other parallel sizes except the following.
+        ep_degree: parts into which the ranks share out the experts. The sizes that are not
+            named here must be 1.
         sampling_dp_degree: must be 1.
         dp_size: text data parallel size.
         attention_dp_size: must be 1.

@@ -208,7 +208,7 @@ def _check_text(config: NeuronConfig) -> None:
     for name in ("tensor_capture", "tensor_replacement", "debug_logits_dir"):
         if getattr(config, name) is not None:
             raise ValueError(f"neuron_config[{name!r}] is not available in the stand-in")
-    for name in ("ep_degree", "attention_dp_size", "embedding_dp_size", "lm_head_dp_size"):
+    for name in ("attention_dp_size", "embedding_dp_size", "lm_head_dp_size"):
         if getattr(config, name) != 1:
             raise ValueError(
                 f"neuron_config[{name!r}] {getattr(config, name)} is not available in the "

@@ -71,6 +71,7 @@ class NeuronWorker(WorkerBase):
         )
         if not neuron_parallel_state.is_initialized():
             neuron_parallel_state.initialize_neuron_parallel_state(
+                ep_degree=text.ep_degree,
                 vision_tp_size=vision.tp_size if vision else 1,
                 vision_dp_size=vision.dp_size if vision else 1,
                 local_rank=self.local_rank,
