@@ -67,6 +67,32 @@ def test_groups_of_four_ranks(
         assert groups["patched"] and groups["dp_not_patched"] and groups["initialized"]
 
 
+def _expert_groups(rank: int) -> tuple[Any, ...]:
+    from vllm_neuron.parallel import neuron_parallel_state as state
+
+    share, peers = state.get_neuron_ep_tp_group(), state.get_neuron_ep_group()
+    degree, part = state.get_neuron_ep_degree(), state.get_neuron_ep_rank()
+    return share.ranks, share.rank_in_group, peers.ranks, degree, part
+
+
+@pytest.mark.parametrize(
+    ("text_tp", "degree", "shares", "peers"),
+    [
+        (4, 1, [[0, 1, 2, 3]] * 4, [[0], [1], [2], [3]]),
+        (4, 2, [[0, 1], [0, 1], [2, 3], [2, 3]], [[0, 2], [1, 3], [0, 2], [1, 3]]),
+        (4, 4, [[0], [1], [2], [3]], [[0, 1, 2, 3]] * 4),
+        (2, 2, [[0], [1], [2], [3]], [[0, 1], [0, 1], [2, 3], [2, 3]]),
+    ],
+)
+def test_ranks_share_out_the_experts_first_and_then_their_width(
+    text_tp: int, degree: int, shares: list[list[int]], peers: list[list[int]]
+) -> None:
+    found = run_ranks(_expert_groups, 4, tensor_parallel_size=text_tp, ep_degree=degree)
+    for rank, result in enumerate(found):
+        place, part = shares[rank].index(rank), peers[rank].index(rank)
+        assert result == (shares[rank], place, peers[rank], degree, part)
+
+
 def _input(rank: int) -> torch.Tensor:
     return torch.arange(8.0).reshape(4, 2) * (rank + 1)
 
@@ -153,6 +179,10 @@ def _init(**sizes: Any) -> None:
         ({"vision_tp_size": 2}, "vision TP 2 x DP 1 = 2 must be the world size 4"),
         ({"vision_tp_size": 3, "vision_dp_size": 2}, "1 x 4, 2 x 2, 4 x 1"),
         ({"vision_tp_size": 4, "vision_dp_size": 4}, "= 16 must be the world size 4"),
+        (
+            {"ep_degree": 3},
+            r"ep_degree 3 does not divide the text TP size 4; legal are \[1, 2, 4\]",
+        ),
         ({"tensor_parallel_size": 3}, r"3 does not divide the world size 4; legal are \[1, 2, 4\]"),
     ],
 )

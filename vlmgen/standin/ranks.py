@@ -261,6 +261,7 @@ def run_ranks(
     world_size: int,
     *arguments: Any,
     tensor_parallel_size: int | None = None,
+    ep_degree: int = 1,
     vision_tp_size: int = 1,
     vision_dp_size: int = 1,
     timeout: float = 120.0,
@@ -275,6 +276,7 @@ def run_ranks(
         world_size: number of ranks.
         *arguments: passed to every rank.
         tensor_parallel_size: text TP; None is the world size.
+        ep_degree: parts into which the text ranks share out the experts.
         vision_tp_size: vision TP.
         vision_dp_size: vision DP.
         timeout: seconds for the call, after the ranks are up.
@@ -292,6 +294,7 @@ def run_ranks(
         _call_with_rank,
         (function,),
         tensor_parallel_size=tensor_parallel_size,
+        ep_degree=ep_degree,
         vision_tp_size=vision_tp_size,
         vision_dp_size=vision_dp_size,
         start_method=start_method,

@@ -35,7 +35,7 @@ GROUP = "parallel"
 LIMIT = 1e-5
 NEW_TOKENS = 8
 _SMALL_LAYOUTS = {2: ((2, 1), (1, 2)), 4: ((2, 2), (4, 1), (1, 4))}
-_EXPERT_LAYOUTS = {2: ((2, 1, 2),), 4: ((2, 2, 2), (4, 1, 4))}  # with a degree of expert parallelism
+_EXPERT_LAYOUTS = {2: ((2, 1, 2),), 4: ((2, 2, 2), (4, 1, 4))}  # the third is ep_degree
 _TIMEOUT = 300.0
 
 
