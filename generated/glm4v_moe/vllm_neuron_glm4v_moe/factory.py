@@ -13,6 +13,7 @@ from torch import nn
 from transformers import PretrainedConfig
 from vllm.distributed.parallel_state import get_tp_group
 from vllm_neuron.model.neuron_config import NeuronConfig, VisionNeuronConfig
+from vllm_neuron.parallel.neuron_parallel_state import get_neuron_ep_degree
 
 from .config import ARCHITECTURE, Glm4vMoeConfig, Glm4vMoeConfigError
 
@@ -146,10 +147,11 @@ def check_parallel(config: Glm4vMoeConfig, tp_size: int) -> None:
     """
     problems = []
     text, vision = config.text_config, config.vision_config
-    if reasons := text.tp_problems(tp_size):
+    ep_degree = get_neuron_ep_degree()
+    if reasons := text.tp_problems(tp_size, ep_degree):
         problems.append(
             f"tensor-parallel size {tp_size}: {'; '.join(reasons)}; legal sizes: "
-            f"{text.legal_tp_sizes()}"
+            f"{text.legal_tp_sizes(ep_degree)}"
         )
     for bucket in (text.neuron_config and text.neuron_config.num_batched_tokens_buckets) or []:
         if tp_size > 1 and (bucket % tp_size or bucket <= tp_size):

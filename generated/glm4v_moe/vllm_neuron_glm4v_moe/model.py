@@ -25,7 +25,11 @@ from vllm.distributed.parallel_state import get_tp_group
 from vllm_neuron.model.kv_cache import KVSpec, LayerSpec
 from vllm_neuron.model.neuron_config import NeuronConfig, VisionNeuronConfig
 from vllm_neuron.nn.embedding import VocabDimShardedEmbedding
-from vllm_neuron.parallel.neuron_parallel_state import get_neuron_vision_dp_group
+from vllm_neuron.parallel.neuron_parallel_state import (
+    get_neuron_ep_degree,
+    get_neuron_ep_rank,
+    get_neuron_vision_dp_group,
+)
 from vllm_neuron.utils.weight_loader import set_weight_loader
 from vllm_neuron.vllm.worker.encoder_cache_blocks import EncoderCacheBlocks
 
@@ -335,10 +339,16 @@ class Glm4vMoeTextMoE(nn.Module):
 
     def __init__(self, config: Glm4vMoeTextConfig) -> None:
         super().__init__()
-        tp_size = get_tp_group().world_size
         experts, hidden_size = config.num_experts, config.hidden_size
-        width = config.moe_intermediate_size // tp_size
-        self.num_experts, self.top_k = experts, config.num_experts_per_tok
+        self.top_k, self.ep_degree = config.num_experts_per_tok, get_neuron_ep_degree()
+        # This rank's experts, and how much of the width of each it holds.
+        self.num_local_experts = experts // self.ep_degree
+        width = config.moe_intermediate_size // (get_tp_group().world_size // self.ep_degree)
+        ep_rank = get_neuron_ep_rank()
+        local_experts = NF.calculate_local_expert_indices(
+            ep_rank=ep_rank, ep_degree=self.ep_degree, total_num_experts=experts, device="cpu"
+        )
+        self.register_buffer("local_experts", local_experts, persistent=False)
         self.routed_scale = config.routed_scale
         self.router_weight = nn.Parameter(
             torch.empty(hidden_size, experts, dtype=torch.float32), requires_grad=False
@@ -351,22 +361,29 @@ class Glm4vMoeTextMoE(nn.Module):
         )
         set_weight_loader(param=self.correction_bias, loader=whole_loader((experts,)))
         self.gate_up_weight = nn.Parameter(
-            torch.empty(experts, hidden_size, 2, width, dtype=config.dtype), requires_grad=False
+            torch.empty(self.num_local_experts, hidden_size, 2, width, dtype=config.dtype),
+            requires_grad=False,
         )
-        set_weight_loader(param=self.gate_up_weight, loader=expert_gate_up_loader(config, tp_size))
+        set_weight_loader(param=self.gate_up_weight, loader=expert_gate_up_loader(config, width))
         self.down_weight = nn.Parameter(
-            torch.empty(experts, width, hidden_size, dtype=config.dtype), requires_grad=False
+            torch.empty(self.num_local_experts, width, hidden_size, dtype=config.dtype),
+            requires_grad=False,
         )
-        set_weight_loader(param=self.down_weight, loader=expert_down_loader(config, tp_size))
+        set_weight_loader(param=self.down_weight, loader=expert_down_loader(config, width))
         self.shared = Glm4vMoeTextMLP(
             config, config.num_shared_experts * config.moe_intermediate_size
         )
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Normalised `[T, H]` -> partial sums `[T, H]`; the caller adds them over ranks."""
+        affinities = self.route(hidden)
+        if self.ep_degree > 1:
+            affinities = NF.get_local_expert_affinities(
+                expert_affinities=affinities, local_expert_indices=self.local_experts
+            )
         affinities, token_of_place, expert_of_block, _ = NF.build_blockwise_mapping(
-            expert_affinities=self.route(hidden),
-            num_local_experts=self.num_experts,
+            expert_affinities=affinities,
+            num_local_experts=self.num_local_experts,
             num_experts_per_token=self.top_k,
             block_size=EXPERT_BLOCK_SIZE,
             moe_group=None,

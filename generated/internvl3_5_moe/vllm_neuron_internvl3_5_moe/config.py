@@ -69,14 +69,18 @@ class InternVLTextConfig:
         """Vocabulary rounded up to a multiple of the tensor-parallel size."""
         return -(-self.vocab_size // tp_size) * tp_size
 
-    def legal_tp_sizes(self) -> list[int]:
-        """Tensor-parallel sizes at which heads, KV heads and MLP width all divide (up to the head
+    def legal_tp_sizes(self, ep_degree: int = 1) -> list[int]:
+        """Tensor-parallel sizes at which heads, KV heads and all widths divide (up to the head
         count).
         """
-        return [tp for tp in range(1, self.num_attention_heads + 1) if not self.tp_problems(tp)]
+        return [
+            tp
+            for tp in range(1, self.num_attention_heads + 1)
+            if not self.tp_problems(tp, ep_degree)
+        ]
 
-    def tp_problems(self, tp_size: int) -> list[str]:
-        """Why `tp_size` is not legal; empty when it is."""
+    def tp_problems(self, tp_size: int, ep_degree: int = 1) -> list[str]:
+        """Why `tp_size` is not legal with `ep_degree` shares of the experts; empty when it is."""
         heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
         problems = []
         if heads % tp_size:
@@ -87,9 +91,16 @@ class InternVLTextConfig:
             problems.append(
                 f"num_key_value_heads {kv_heads}: neither divides {tp_size} nor is divided by it"
             )
-        if self.moe_intermediate_size % tp_size:
+        if self.num_experts % ep_degree:
             problems.append(
-                f"moe_intermediate_size {self.moe_intermediate_size} is not divisible by {tp_size}"
+                f"num_experts {self.num_experts} is not divisible by ep_degree {ep_degree}"
+            )
+        if tp_size % ep_degree:
+            problems.append(f"ep_degree {ep_degree} does not divide {tp_size}")
+        elif self.moe_intermediate_size % (tp_size // ep_degree):
+            problems.append(
+                f"moe_intermediate_size {self.moe_intermediate_size} is not divisible by "
+                f"{tp_size // ep_degree}"
             )
         return problems
 

@@ -10,13 +10,20 @@ from fnmatch import fnmatchcase
 
 import torch
 from torch import nn
+from vllm_neuron.parallel.neuron_parallel_state import (
+    get_neuron_ep_degree,
+    get_neuron_ep_rank,
+    get_neuron_ep_tp_group,
+)
 from vllm_neuron.utils.checkpoints import SafetensorsCheckpoint
 from vllm_neuron.utils.weight_loader import (
     SafetensorsWeightLoader,
+    expert_parallel_interleaved_loader,
     fused_qkv_weight_loader,
     get_weight_loader,
     set_weight_loader,
     sharding_weight_loader,
+    with_rank_override,
 )
 
 from .config import InternVLConfig, InternVLTextConfig, InternVLVisionConfig
@@ -105,37 +112,54 @@ def fused_qkv_loader(config: InternVLTextConfig, tp_size: int) -> SafetensorsWei
     return expecting(shapes, fuse.load)
 
 
-def expert_gate_up_loader(config: InternVLTextConfig, tp_size: int) -> SafetensorsWeightLoader:
-    """Gate and up `[I, H]` of each expert in turn -> this rank's columns, `[E, H, 2, I / tp]`."""
+def expert_gate_up_loader(config: InternVLTextConfig, width: int) -> SafetensorsWeightLoader:
+    """Gate and up `[I, H]` of each expert in turn -> `width` columns, `[E, H, 2, width]`."""
     experts, hidden_size, wide = (
         config.num_experts,
         config.hidden_size,
         config.moe_intermediate_size,
     )
-    width = wide // tp_size
 
     def load(slices: Sequence, rank: int) -> torch.Tensor:
-        start = rank % tp_size * width
+        start = rank * width % wide
         parts = torch.stack([piece[start : start + width].t() for piece in slices])
-        return parts.unflatten(0, (experts, 2)).transpose(1, 2)
+        return parts.unflatten(0, (-1, 2)).transpose(1, 2)
 
-    return expecting([(wide, hidden_size)] * (2 * experts), load)
+    return expecting([(wide, hidden_size)] * (2 * experts), _of_local_experts(load, experts))
 
 
-def expert_down_loader(config: InternVLTextConfig, tp_size: int) -> SafetensorsWeightLoader:
-    """`[H, I]` of each expert in turn -> this rank's rows, `[E, I / tp, H]`."""
+def expert_down_loader(config: InternVLTextConfig, width: int) -> SafetensorsWeightLoader:
+    """`[H, I]` of each expert in turn -> `width` rows, `[E, width, H]`."""
     experts, hidden_size, wide = (
         config.num_experts,
         config.hidden_size,
         config.moe_intermediate_size,
     )
-    width = wide // tp_size
 
     def load(slices: Sequence, rank: int) -> torch.Tensor:
-        start = rank % tp_size * width
+        start = rank * width % wide
         return torch.stack([piece[:, start : start + width].t() for piece in slices])
 
-    return expecting([(hidden_size, wide)] * experts, load)
+    return expecting([(hidden_size, wide)] * experts, _of_local_experts(load, experts))
+
+
+def _of_local_experts(load: Callable, num_experts: int) -> Callable:
+    """`load` on the experts that this rank holds; with expert parallelism, ranks that share
+    experts cut them by their place in that group.
+    """
+    ep_degree = get_neuron_ep_degree()
+    if ep_degree == 1:
+        return load
+    count = num_experts // ep_degree
+    first = get_neuron_ep_rank() * count
+    place = get_neuron_ep_tp_group().rank_in_group
+    return expert_parallel_interleaved_loader(
+        local_expert_indices=list(range(first, first + count)),
+        original_loader=with_rank_override(
+            loader=SafetensorsWeightLoader(transform=load), rank=place
+        ),
+        total_num_experts=num_experts,
+    ).load
 
 
 def vision_qkv_loader(config: InternVLVisionConfig, tp_size: int) -> SafetensorsWeightLoader:

@@ -501,6 +501,11 @@ def _check_neuron(config: Qwen2_5_VLConfig, problems: list[str]) -> None:
             f"neuron_config.quantization is {neuron.quantization!r}; both towers are served in "
             "the checkpoint's dtype, so only None and 'bf16' are legal"
         )
+    if neuron is not None and neuron.ep_degree != 1:
+        problems.append(
+            f"neuron_config.ep_degree is {neuron.ep_degree}; no layer has experts to share out, so "
+            "only 1 is legal"
+        )
     if neuron is not None and neuron.modules_to_not_convert:
         problems.append(
             f"neuron_config.modules_to_not_convert is {neuron.modules_to_not_convert}; nothing "

@@ -182,9 +182,10 @@ def test_expert_shards_of_all_ranks_are_the_experts(rng, ranks):
         shape[0], shape[3], shape[1], generator=rng
     )
     stored, stored_down = [gate_up.flatten(2)], [down]
-    shards = [load(expert_gate_up_loader(text, ranks), *stored, rank=r) for r in range(ranks)]
+    width = shape[3] // ranks
+    shards = [load(expert_gate_up_loader(text, width), *stored, rank=r) for r in range(ranks)]
     assert torch.equal(torch.cat(shards, dim=3), gate_up)
-    shards = [load(expert_down_loader(text, ranks), *stored_down, rank=r) for r in range(ranks)]
+    shards = [load(expert_down_loader(text, width), *stored_down, rank=r) for r in range(ranks)]
     assert torch.equal(torch.cat(shards, dim=1), down)
 
 

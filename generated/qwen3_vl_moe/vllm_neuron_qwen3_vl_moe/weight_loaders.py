@@ -10,13 +10,20 @@ from fnmatch import fnmatchcase
 
 import torch
 from torch import nn
+from vllm_neuron.parallel.neuron_parallel_state import (
+    get_neuron_ep_degree,
+    get_neuron_ep_rank,
+    get_neuron_ep_tp_group,
+)
 from vllm_neuron.utils.checkpoints import SafetensorsCheckpoint
 from vllm_neuron.utils.weight_loader import (
     SafetensorsWeightLoader,
+    expert_parallel_tensor_dim_loader,
     fused_qkv_weight_loader,
     get_weight_loader,
     set_weight_loader,
     sharding_weight_loader,
+    with_rank_override,
 )
 
 from .config import Qwen3VLMoeConfig, Qwen3VLMoeTextConfig, Qwen3VLMoeVisionConfig
@@ -105,41 +112,55 @@ def fused_qkv_loader(config: Qwen3VLMoeTextConfig, tp_size: int) -> SafetensorsW
     return expecting(shapes, fuse.load)
 
 
-def expert_gate_up_loader(config: Qwen3VLMoeTextConfig, tp_size: int) -> SafetensorsWeightLoader:
-    """All experts in one tensor, input dimension first: `[E, H, 2I]`, gate before up -> this
-    rank's columns of both, `[E, H, 2, I / tp]`.
+def expert_gate_up_loader(config: Qwen3VLMoeTextConfig, width: int) -> SafetensorsWeightLoader:
+    """All experts in one tensor, input dimension first: `[E, H, 2I]`, gate before up -> `width`
+    columns of both, `[E, H, 2, width]`.
     """
     experts, hidden_size, wide = (
         config.num_experts,
         config.hidden_size,
         config.moe_intermediate_size,
     )
-    width = wide // tp_size
 
     def load(slices: Sequence, rank: int) -> torch.Tensor:
-        start = rank % tp_size * width
+        start = rank * width % wide
         parts = [slices[0][:, :, first : first + width] for first in (start, wide + start)]
         return torch.stack(parts, dim=2)
 
-    return expecting([(experts, hidden_size, 2 * wide)], load)
+    return expecting([(experts, hidden_size, 2 * wide)], _of_local_experts(load, experts))
 
 
-def expert_down_loader(config: Qwen3VLMoeTextConfig, tp_size: int) -> SafetensorsWeightLoader:
-    """All experts in one tensor, input dimension first: `[E, I, H]` -> this rank's rows,
-    `[E, I / tp, H]`.
-    """
+def expert_down_loader(config: Qwen3VLMoeTextConfig, width: int) -> SafetensorsWeightLoader:
+    """All experts in one tensor, input dimension first: `[E, I, H]` -> `[E, width, H]`."""
     experts, hidden_size, wide = (
         config.num_experts,
         config.hidden_size,
         config.moe_intermediate_size,
     )
-    width = wide // tp_size
 
     def load(slices: Sequence, rank: int) -> torch.Tensor:
-        start = rank % tp_size * width
+        start = rank * width % wide
         return slices[0][:, start : start + width]
 
-    return expecting([(experts, wide, hidden_size)], load)
+    return expecting([(experts, wide, hidden_size)], _of_local_experts(load, experts))
+
+
+def _of_local_experts(load: Callable, num_experts: int) -> Callable:
+    """`load` on the experts that this rank holds; with expert parallelism, ranks that share
+    experts cut them by their place in that group.
+    """
+    ep_degree = get_neuron_ep_degree()
+    if ep_degree == 1:
+        return load
+    count = num_experts // ep_degree
+    first = get_neuron_ep_rank() * count
+    place = get_neuron_ep_tp_group().rank_in_group
+    return expert_parallel_tensor_dim_loader(
+        local_expert_indices=list(range(first, first + count)),
+        original_loader=with_rank_override(
+            loader=SafetensorsWeightLoader(transform=load), rank=place
+        ),
+    ).load
 
 
 def vision_qkv_loader(config: Qwen3VLMoeVisionConfig, tp_size: int) -> SafetensorsWeightLoader:
