@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SPEC = ROOT / "specs" / "qwen3_vl.yaml"
 COMMANDS = (
     "new",
+    "diff",
     "check",
     "validate",
     "tiny",

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from vlmgen.check.parallel import ParallelTable, TextSplit, VisionSplit
     from vlmgen.families import Family
+    from vlmgen.render.difference import PackageDifference
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -153,6 +154,40 @@ def new(
     verb = "would write" if dry_run else "wrote" if changed else "unchanged:"
     same = len(result.files) - len(changed)
     print(f"{verb} {result.target}: {len(changed)} changed, {same} unchanged")
+
+
+@app.command(epilog="Example: vlmgen diff --all --stat, or vlmgen diff generated/qwen3_vl")
+@user_errors
+def diff(
+    packages: Annotated[
+        list[Path] | None, typer.Argument(metavar="[PKG]...", help="Generated packages.")
+    ] = None,
+    diff_all: Annotated[bool, typer.Option("--all", help="Every spec and every package.")] = False,
+    check_only: Annotated[
+        bool, typer.Option("--check", help="Exit 4 if a package would change.")
+    ] = False,
+    stat: Annotated[bool, typer.Option("--stat", help="Counts of lines, no diff.")] = False,
+    specs: Annotated[Path, typer.Option(help="Directory of the specs.")] = Path("specs"),
+    generated: Annotated[Path, typer.Option(help="Directory of the packages.")] = Path("generated"),
+    as_json: JsonFlag = False,
+) -> None:
+    """Show what a regeneration would change in packages, and which input is the cause."""
+    from vlmgen.errors import CheckFailed, UsageError
+    from vlmgen.render.difference import differences
+
+    if diff_all and packages:
+        raise UsageError("name packages, or give --all (and not both)")
+    with progress("rendering"):
+        found = differences(specs, generated, packages or ())
+    if as_json:
+        _print_json([difference.to_dict() for difference in found])
+    else:
+        for difference in found:
+            _print_difference(difference, stat)
+    changed = [difference for difference in found if difference.state != "same"]
+    if check_only and changed:
+        names = ", ".join(difference.package.name for difference in changed)
+        raise CheckFailed(f"{len(changed)} of {len(found)} packages would change: {names}")
 
 
 @app.command(epilog="Example: vlmgen check generated/qwen3_vl, or vlmgen check --all")
@@ -554,6 +589,29 @@ def _print_parallel(table: ParallelTable) -> None:
             size = f"{split.tp} x {split.dp}"
             vision.add_row("" if index else str(ranks), size, *notes(split))
     console.print(vision)
+
+
+def _print_difference(difference: PackageDifference, stat: bool) -> None:
+    if difference.state in ("no package", "no spec"):
+        mend = f": run `vlmgen new {difference.spec}`" if difference.spec else ""
+        print(f"{difference.package}: {difference.state}{mend}")
+        return
+    if difference.state == "same":
+        print(f"{difference.package}: nothing would change")
+        return
+    files = difference.files
+    print(f"{difference.package}: {len(files)} file{'' if len(files) == 1 else 's'} would change")
+    for cause in difference.causes:
+        print(f"  because of {cause.text()}")
+    for file in files:
+        why = ", ".join(cause.name or cause.kind for cause in file.causes if cause.kind != "hand")
+        edited = "edited by hand" if any(c.kind == "hand" for c in file.causes) else ""
+        notes = "; ".join(part for part in (edited, why) if part)
+        print(f"  {file.status:8} {file.path}  +{file.added} -{file.removed}"
+              + (f"  ({notes})" if notes else ""))  # fmt: skip
+    if not stat:
+        for file in files:
+            print(file.diff, end="")
 
 
 def _print_families(found: list[Family]) -> None:

@@ -29,6 +29,7 @@ def tree(label: str, names: tuple[str, ...] = ("a.py", "sub/b.py", "sub/deep/c.p
         generator=HASH,
         layout="out-of-tree",
         spec=HASH,
+        bases={},
         results=None,
         templates={},
         sources={},

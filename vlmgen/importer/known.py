@@ -10,7 +10,7 @@ from typing import Any
 
 from vlmgen.errors import SpecError, UsageError
 from vlmgen.importer.reading import Reading, Readings
-from vlmgen.render.chain import spec_bytes
+from vlmgen.render.chain import spec_texts
 from vlmgen.render.templates import shipped_specs
 from vlmgen.spec.load import load_spec
 from vlmgen.spec.model import Spec
@@ -119,7 +119,7 @@ def known_families(directories: Sequence[Path], without: Path | None = None) -> 
             if without is not None and path == without.resolve():
                 continue
             try:
-                spec = _loaded(path, spec_bytes(path))
+                spec = _loaded(path, tuple(spec_texts(path).values()))
             except SpecError as error:
                 if folder == shipped:
                     raise
@@ -137,7 +137,7 @@ def known_families(directories: Sequence[Path], without: Path | None = None) -> 
 
 
 @lru_cache(maxsize=256)
-def _loaded(path: Path, content: bytes) -> Spec:
+def _loaded(path: Path, content: tuple[bytes, ...]) -> Spec:
     """A spec, loaded once for what its files hold."""
     return load_spec(path)
 

@@ -36,13 +36,19 @@ def spec_chain(path: Path) -> list[Path]:
     return chain
 
 
-def spec_bytes(path: Path) -> bytes:
-    """The text of a spec file and of every file it extends, as one, for hashing.
+def spec_texts(path: Path) -> dict[str, bytes]:
+    """File name -> text of a spec file and of every file it extends, the spec first, for hashing.
+
+    Files of one name in several folders are told apart by their place in the chain.
 
     Raises:
         OSError: One of them cannot be read.
     """
-    return b"\0".join(file.read_bytes() for file in spec_chain(path))
+    texts: dict[str, bytes] = {}
+    for place, file in enumerate(spec_chain(path)):
+        name = file.name if file.name not in texts else f"{place}/{file.name}"
+        texts[name] = file.read_bytes()
+    return texts
 
 
 def base_path(name: str, path: Path) -> Path:

@@ -90,10 +90,12 @@ class GeneratorEnvironment(ImmutableSandboxedEnvironment):
 
     Attributes:
         used: Hash of every template loaded so far, by name.
+        asked: Names of the templates that the last rendered file was made from.
     """
 
     def __init__(self, directories: Sequence[Path]) -> None:
         self.used: dict[str, str] = {}
+        self.asked: set[str] = set()
         super().__init__(
             loader=jinja2.FunctionLoader(functools.partial(self._load, tuple(directories))),
             undefined=jinja2.StrictUndefined,
@@ -111,6 +113,11 @@ class GeneratorEnvironment(ImmutableSandboxedEnvironment):
         content = templates.read(directories, name)
         self.used[name] = hashlib.sha256(content).hexdigest()
         return content.decode("utf-8"), name, lambda: True
+
+    def _load_template(self, name: str, globals: Any) -> jinja2.Template:
+        """Note every template that is asked for, loaded before or not."""
+        self.asked.add(name)
+        return super()._load_template(name, globals)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         """Mark the string literals that a template itself outputs as safe."""
@@ -133,6 +140,7 @@ class GeneratorEnvironment(ImmutableSandboxedEnvironment):
             TemplateError: It is missing, has a syntax error, or uses an undefined name.
             UnsafeValueError: A value cannot stand where the template puts it.
         """
+        self.asked = set()
         try:
             return self.get_template(name).render(context)
         except jinja2.TemplateSyntaxError as error:

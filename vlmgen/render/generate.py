@@ -15,7 +15,7 @@ import vlmgen
 from vlmgen.errors import OutputError
 from vlmgen.render import plan as planning
 from vlmgen.render import publish, templates
-from vlmgen.render.chain import spec_bytes
+from vlmgen.render.chain import spec_texts
 from vlmgen.render.manifest import (
     MANIFEST_PATH,
     Manifest,
@@ -64,10 +64,10 @@ def render_spec_file(
     from vlmgen.spec.load import load_spec
 
     spec = load_spec(spec_path)
-    results_text = _read_results(spec_path, spec.family)
-    results = None if results_text is None else _parse_results(results_text, spec_path)
+    results_text = read_results(spec_path, spec.family)
+    results = None if results_text is None else parse_results(results_text, spec_path)
     package = render_package(spec, layout, results, search)
-    return spec.family, package_bytes(package, spec_bytes(spec_path), results_text)
+    return spec.family, package_bytes(package, spec_texts(spec_path), results_text)
 
 
 def generate(
@@ -103,7 +103,7 @@ def generate(
     family = _stated_family(spec_path)
     if family and not force:
         target = _target(out, family, layout)
-        manifest = _up_to_date(spec_path, family, target, layout, search)
+        manifest = up_to_date(spec_path, family, target, layout, search)
         if manifest:
             paths = sorted([*manifest.files, MANIFEST_PATH])
             return GenerationResult(target, tuple((path, "unchanged") for path in paths))
@@ -176,14 +176,26 @@ def _stated_family(spec_path: Path) -> str | None:
     return found[0].decode() if len(found) == 1 else None
 
 
-def _read_results(spec_path: Path, family: str) -> bytes | None:
+def spec_hashes(spec_path: Path) -> tuple[str, dict[str, str]]:
+    """As a manifest has them: the spec's own hash, and file name -> hash of every base."""
+    (_, own), *bases = ((name, text_sha256(text)) for name, text in spec_texts(spec_path).items())
+    return own, dict(bases)
+
+
+def read_results(spec_path: Path, family: str) -> bytes | None:
+    """The stored results beside a spec, as bytes, or None where there are none."""
     try:
         return (spec_path.parent / "results" / f"{family}.json").read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return None
 
 
-def _parse_results(content: bytes, spec_path: Path) -> dict[str, Any]:
+def parse_results(content: bytes, spec_path: Path) -> dict[str, Any]:
+    """Stored results as templates use them.
+
+    Raises:
+        OutputError: They are not JSON.
+    """
     try:
         results = json.loads(content)
         if isinstance(results, dict):
@@ -196,7 +208,7 @@ def _parse_results(content: bytes, spec_path: Path) -> dict[str, Any]:
         ) from error
 
 
-def _up_to_date(
+def up_to_date(
     spec_path: Path,
     family: str,
     target: Path,
@@ -212,11 +224,11 @@ def _up_to_date(
         if (
             manifest is None
             or (manifest.vlmgen, manifest.layout) != (vlmgen.__version__, layout)
-            or manifest.spec != text_sha256(spec_bytes(spec_path))
+            or (manifest.spec, dict(manifest.bases)) != spec_hashes(spec_path)
             or manifest.generator != generator_sha256()
         ):
             return None
-        results = _read_results(spec_path, family)
+        results = read_results(spec_path, family)
         if manifest.results != (None if results is None else text_sha256(results)):
             return None
         directories = search or templates.directories()

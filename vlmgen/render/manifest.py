@@ -80,6 +80,7 @@ class Manifest:
         generator: Hash of the generating code.
         layout: `out-of-tree` or `in-tree`.
         spec: Hash of the spec file.
+        bases: Hash of every spec that it extends, by file name, the nearest first.
         results: Hash of the stored validation results, or None where there are none.
         templates: Hash of every template used, by name.
         sources: Hash of every file of vlmgen that the package copies or quotes, by path.
@@ -90,6 +91,7 @@ class Manifest:
     generator: str
     layout: str
     spec: str
+    bases: Mapping[str, str]
     results: str | None
     templates: Mapping[str, str]
     sources: Mapping[str, str]
@@ -116,7 +118,7 @@ class Manifest:
             files = body["files"]
             if body["format"] != FORMAT or set(body) != {"format", *cls.__dataclass_fields__}:
                 # Of another version: good for telling which files were generated, never current.
-                manifest = cls("", NO_HASH, "", NO_HASH, None, {}, {}, files)
+                manifest = cls("", NO_HASH, "", NO_HASH, {}, None, {}, {}, files)
             else:
                 manifest = cls(**{name: body[name] for name in cls.__dataclass_fields__})
             manifest._check()
@@ -134,6 +136,7 @@ class Manifest:
                 raise ValueError(f"{text!r} is not text")
         hashes: list[Any] = [self.generator, self.spec, *self.templates.values()]
         hashes += [
+            *self.bases.values(),
             *self.sources.values(),
             *self.files.values(),
             *([] if self.results is None else [self.results]),
@@ -141,7 +144,7 @@ class Manifest:
         for value in hashes:
             if not (isinstance(value, str) and _HASH.match(value)):
                 raise ValueError(f"{value!r} is not a SHA-256")
-        for path in (*self.files, *self.sources, *self.templates):
+        for path in (*self.files, *self.sources, *self.templates, *self.bases):
             if not is_safe_path(path) or path == MANIFEST_PATH:
                 raise ValueError(f"{path!r} is not a path within the package")
 

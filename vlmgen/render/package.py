@@ -27,12 +27,14 @@ class RenderedPackage:
         texts: Text by path, without the manifest.
         templates: Hash of every template used, by name.
         sources: Hash of every file of vlmgen that is copied or quoted, by path.
+        inputs: Path of a file -> names of the templates and sources that it was made from.
     """
 
     plan: planning.PackagePlan
     texts: Mapping[str, str]
     templates: Mapping[str, str]
     sources: Mapping[str, str]
+    inputs: Mapping[str, frozenset[str]]
 
 
 def render_package(
@@ -60,6 +62,7 @@ def render_package(
     context = planning.template_context(spec, package_plan, results)
     texts: dict[str, str] = {}
     modules: dict[str, str] = {}
+    inputs: dict[str, frozenset[str]] = {}
     sources = {
         name: text_sha256(planning.source_bytes(name)) for name in planning.quoted_sources(spec)
     }
@@ -69,11 +72,13 @@ def render_package(
             content = planning.source_bytes(source)
             sources[source] = text_sha256(content)
             texts[file.path] = content.decode("utf-8")
+            inputs[file.path] = frozenset((file.template,))
             continue
         if file.mode == "spec":
             texts[file.path] = planning.spec_text(spec)
             continue
         text = jinja.render_file(file.template, context)
+        inputs[file.path] = frozenset(jinja.asked)
         if not text.strip():  # this family has no such file
             continue
         if file.path.endswith(".py"):
@@ -81,25 +86,27 @@ def render_package(
         else:
             texts[file.path] = format_text(text)
     texts |= format_modules(modules)
-    return RenderedPackage(package_plan, texts, jinja.used, sources)
+    return RenderedPackage(package_plan, texts, jinja.used, sources, inputs)
 
 
 def package_bytes(
-    package: RenderedPackage, spec_text: bytes, results_text: bytes | None
+    package: RenderedPackage, specs: Mapping[str, bytes], results_text: bytes | None
 ) -> dict[str, bytes]:
     """Every file of a package with its manifest, as published.
 
     Args:
         package: The rendered package.
-        spec_text: The spec file and those it extends.
+        specs: Name -> text of the spec file and of those it extends, the spec first.
         results_text: The stored results file, or None.
     """
     files = {path: text.encode("utf-8") for path, text in package.texts.items()}
+    (_, spec_hash), *base_hashes = ((name, text_sha256(text)) for name, text in specs.items())
     manifest = Manifest(
         vlmgen=vlmgen.__version__,
         generator=generator_sha256(),
         layout=package.plan.layout,
-        spec=text_sha256(spec_text),
+        spec=spec_hash,
+        bases=dict(base_hashes),
         results=None if results_text is None else text_sha256(results_text),
         templates=package.templates,
         sources=package.sources,
