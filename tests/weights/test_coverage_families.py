@@ -38,8 +38,13 @@ FAULTS = [
     # One matrix per expert: the last one forgotten, or gate and up not kept apart.
     ("glm4v_moe", MAPPING, "range(experts if ", "range(experts - 1 if ",
      {"VG303": "mlp.experts.127.", "VG305": "gate_up_weight"}),
-    ("glm4v_moe", LOADERS, ".unflatten(0, (experts, 2)).transpose(1, 2)",
-     ".unflatten(0, (experts, 2))", {"VG305": "mlp.gate_up_weight"}),
+    ("glm4v_moe", LOADERS, ".unflatten(0, (-1, 2)).transpose(1, 2)",
+     ".unflatten(0, (-1, 2))", {"VG305": "mlp.gate_up_weight"}),
+    # Shares of the experts: every rank takes the first share, or all of their width.
+    ("glm4v_moe", LOADERS, "first = get_neuron_ep_rank() * count", "first = 0",
+     {"VG306": "model.language_model.layers.1.mlp.experts.64.gate_proj.weight"}),
+    ("qwen3_vl_moe", LOADERS, "place = get_neuron_ep_tp_group().rank_in_group", "place = 0",
+     {"VG306": "384 to 767 of dim 1 of"}),
     # The boundary between dense layers and layers with experts.
     ("glm4v_moe", MAPPING, "layer=range(text.first_dense))", "layer=range(text.first_dense + 1))",
      {"VG301": "layers.1.mlp.gate_proj_weight", "VG304": "layers.1.mlp.gate_proj.weight"}),

@@ -4,8 +4,8 @@ For every published checkpoint the package's own towers are built without memory
 loaders run on tensors that have a shape and no values: every parameter is filled exactly once,
 every checkpoint key is used or listed as ignored, and what a loader returns has the parameter's
 shape. On one layer of each kind all ranks of every legal tensor-parallel size run, and together
-they must read every element. On all layers `load_weights` itself runs, on the first rank of the
-smallest and the last rank of the largest size.
+they must read every element; so must the ranks that share out experts. On all layers `load_weights`
+itself runs, on the first rank of the smallest and the last rank of the largest size.
 
 Needs torch, transformers and vLLM, and the plugin or the stand-in.
 """
@@ -55,6 +55,9 @@ Box = tuple[tuple[int, int], ...]
 
 # Verbs of rows that share one key: each reads its part of it, together they read all.
 SHARING_VERBS = {"split_gate_up"}
+# Verbs of rows that expert parallelism shares out.
+EXPERT_VERBS = {"experts_in_out", "experts_out_in", "stack_experts"}
+EP_DEGREE = 2
 
 
 def check_coverage(
@@ -231,15 +234,25 @@ def _group(rank: int, size: int) -> SimpleNamespace:
 
 
 @contextmanager
-def _groups(package: _Package, text: tuple[int, int], vision: tuple[int, int]) -> Iterator[None]:
-    """Pretend to be a (rank, size) of the text and of the vision group."""
+def _groups(
+    package: _Package, text: tuple[int, int], vision: tuple[int, int], ep_degree: int = 1
+) -> Iterator[None]:
+    """Pretend to be a (rank, size) of the text and of the vision group.
+
+    Neighbouring ranks hold the same experts; `ep_degree` is how many shares there are.
+    """
     text_group, vision_group = _group(*text), _group(*vision)
+    share = text[1] // ep_degree
+    same_experts = _group(text[0] % share, share)
     with ExitStack() as stack:
         stack.enter_context(
             package.replaced(
                 get_tp_group=lambda: text_group,
                 get_neuron_vision_tp_group=lambda: vision_group,
                 get_neuron_vision_dp_group=lambda: None,
+                get_neuron_ep_degree=lambda: ep_degree,
+                get_neuron_ep_rank=lambda: text[0] // share,
+                get_neuron_ep_tp_group=lambda: same_experts,
             )
         )
         stack.enter_context(
@@ -376,6 +389,7 @@ class _Proof:
                 if first:
                     clean = self._names(model, mappings) and self._layouts(config, layouts)
                 self._shapes(model, mappings, sizes)
+        self._expert_shares(text_tp)
         if clean:
             others = [n for n in self.published.layouts if n != self.published.published_layout]
             self._load(1, 1, self.published.published_layout)
@@ -468,7 +482,7 @@ class _Proof:
                     "VG303", key, f"{name}: no parameter uses {key} {list(unused[key])}",
                     f"map it, or list it in IGNORED of {MAPPING_FILE} with a reason"
                 )  # fmt: skip
-        sharing = self._sharing()
+        sharing = self._with_verbs(SHARING_VERBS)
         for key, by in users.items():
             both = {user.split()[0] for user in by} == {"text", "head"}
             head = self.checkpoint.tied and both and len(by) == 2
@@ -481,13 +495,11 @@ class _Proof:
                 )  # fmt: skip
         return clean
 
-    def _sharing(self) -> set[str]:
-        """Parameters, as patterns, whose row says that it takes a part of its key."""
+    def _with_verbs(self, verbs: set[str]) -> set[str]:
+        """Parameters, as patterns, whose row has one of the verbs."""
         tables = vars(self.package.module("weight_mapping")).values()
         rows = (row for table in tables if isinstance(table, tuple) for row in table)
-        return {
-            _pattern(row.parameter) for row in rows if getattr(row, "verb", "") in SHARING_VERBS
-        }
+        return {_pattern(row.parameter) for row in rows if getattr(row, "verb", "") in verbs}
 
     def _layouts(self, config: Any, layouts: Mapping[str, Any]) -> bool:
         """Every published layout is found by its names and gives the same mapping."""
@@ -549,6 +561,37 @@ class _Proof:
                     readers |= dict.fromkeys(keys, name)
             for key, name in readers.items():
                 self._unread(name, key, tensors[key], read[key], where)
+
+    def _expert_shares(self, text_tp: Sequence[int]) -> None:
+        """The first layer's experts on all ranks of a size at which some share their experts."""
+        sizes = [tp for tp in text_tp if tp > EP_DEGREE and tp % EP_DEGREE == 0]
+        if self.resolved.text.moe is None or not sizes:
+            return
+        tp, tensors = sizes[0], self._tensors(self.published.published_layout)
+        where = f"{self.checkpoint.name}, text TP {tp} with {EP_DEGREE} shares of the experts"
+        experts = self._with_verbs(EXPERT_VERBS)
+        read: dict[str, set[Box]] = {}
+        readers: dict[str, str] = {}
+        for rank in range(tp):
+            with _groups(self.package, (rank, tp), (0, 1), EP_DEGREE):
+                try:
+                    config, model = self._build(1)
+                except Exception as error:  # the package's code: whatever it raises is a finding
+                    self._failed(f"cannot be built at {where}", error)
+                    return
+                mapping = (self._mappings(config, self.published.published_layout) or {})["text"]
+                seen: set[str] = set()
+                for name, parameter in getattr(model, TOWERS["text"]).named_parameters():
+                    if _pattern(name) not in experts or _pattern(name) in seen:
+                        continue
+                    seen.add(_pattern(name))
+                    keys = mapping[name]
+                    slices = [_Slice(tensors[key], read.setdefault(key, set())) for key in keys]
+                    place = f"{where}, rank {rank}: {name}"
+                    if self._one(parameter, name, keys, slices, rank, place):
+                        readers |= dict.fromkeys(keys, name)
+        for key, name in readers.items():
+            self._unread(name, key, tensors[key], read[key], where)
 
     def _one(
         self,
