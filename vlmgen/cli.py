@@ -118,7 +118,7 @@ def root(
     """Vision-language model packages for the vLLM Neuron plugin, generated from one YAML spec."""
 
 
-@app.command(epilog="Example: vlmgen new specs/qwen3_vl.yaml --out build/qwen3_vl")
+@app.command(epilog="Example: vlmgen new specs/NAME.yaml --out build/NAME")
 @user_errors
 def new(
     spec: SpecArgument,
@@ -156,7 +156,7 @@ def new(
     print(f"{verb} {result.target}: {len(changed)} changed, {same} unchanged")
 
 
-@app.command(epilog="Example: vlmgen diff --all --stat, or vlmgen diff generated/qwen3_vl")
+@app.command(epilog="Example: vlmgen diff --all --stat, or vlmgen diff generated/NAME")
 @user_errors
 def diff(
     packages: Annotated[
@@ -190,7 +190,7 @@ def diff(
         raise CheckFailed(f"{len(changed)} of {len(found)} packages would change: {names}")
 
 
-@app.command(epilog="Example: vlmgen check generated/qwen3_vl, or vlmgen check --all")
+@app.command(epilog="Example: vlmgen check generated/NAME, or vlmgen check --all")
 @user_errors
 def check(
     packages: Annotated[
@@ -252,7 +252,7 @@ def check(
         print(f"checked {len(packages or ())} package(s): no findings")
 
 
-@app.command(epilog="Example: vlmgen validate generated/qwen3_vl --tiny --html report.html")
+@app.command(epilog="Example: vlmgen validate generated/NAME --tiny --html report.html")
 @user_errors
 def validate(
     package: Annotated[Path, typer.Argument(metavar="PKG", help="A generated package.")],
@@ -294,7 +294,7 @@ def validate(
         raise ValidationFailed(f"{failed} of {len(report.rows)} validations failed")
 
 
-@app.command(epilog="Example: vlmgen tiny specs/qwen3_vl.yaml build/tiny_qwen3_vl")
+@app.command(epilog="Example: vlmgen tiny specs/NAME.yaml build/tiny")
 @user_errors
 def tiny(
     spec: Annotated[
@@ -316,7 +316,7 @@ def tiny(
     print(f"wrote {out}")
 
 
-@app.command(epilog="Example: vlmgen show specs/qwen3_vl.yaml --checkpoint Qwen3-VL-2B-Instruct")
+@app.command(epilog="Example: vlmgen show specs/NAME.yaml --checkpoint CHECKPOINT")
 @user_errors
 def show(
     spec: SpecArgument,
@@ -338,7 +338,7 @@ def show(
         show_spec(loaded, _console(), checkpoint)
 
 
-@app.command(epilog="Example: vlmgen parallel specs/qwen3_vl.yaml --world-size 8")
+@app.command(epilog="Example: vlmgen parallel specs/NAME.yaml --world-size 8")
 @user_errors
 def parallel(
     spec: SpecArgument,
@@ -449,7 +449,7 @@ def schema(
 
 @app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-    epilog="Example: vlmgen serve generated/qwen3_vl --checkpoint build/tiny_qwen3_vl --port 8000",
+    epilog="Example: vlmgen serve generated/NAME --checkpoint build/tiny --port 8000",
 )
 @user_errors
 def serve(

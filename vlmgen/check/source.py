@@ -59,7 +59,7 @@ class PackageSource:
 
     @property
     def import_name(self) -> str:
-        """Name of the importable package, such as `vllm_neuron_qwen3_vl`."""
+        """Name of the importable package, such as `vllm_neuron_<family>`."""
         return self.directory.name
 
     @property

@@ -26,9 +26,6 @@ class Axis:
     later: dict[Value, tuple[str, ...]] = field(default_factory=dict)
 
 
-_QWEN2 = ("qwen2_vl", "qwen2_5_vl")
-_GLM_DENSE = ("glm4v", "glm46v")
-_GLM = ("glm4v", "glm46v", "glm4v_moe")
 _QWEN3_5 = ("qwen3_5", "qwen3_5_moe")
 _SIGLIP = ("gemma3", "llava_onevision", "idefics3", "smolvlm")
 
@@ -131,7 +128,7 @@ AXES: dict[str, Axis] = {
         ("per_frame_timestamp", "one_run", "per_frame_image_token", "per_frame_label", "none")
     ),
     "neuron.quantization": Axis(
-        ("none", "bf16"), {"mxfp8": ("qwen3_vl of the plugin, text tower only",)}
+        ("none", "bf16"), {"mxfp8": ("the plugin's own package, text tower only",)}
     ),
 }
 

@@ -46,7 +46,7 @@ def _resolve(document: Document, path: Path, seen: list[Path]) -> Document:
                     span,
                     f"extends is {shown}",
                     rule=_RULE,
-                    legal="such as qwen2_vl.yaml",
+                    legal="such as base.yaml",
                     path="extends",
                 )
             ]
