@@ -143,7 +143,7 @@ FAULTS = (
     Fault(
         "tied head ignored",
         MAPPING,
-        "if text.tie_word_embeddings:",
+        "if text.tie_word_embeddings and not has_head:",
         "if False:",
         "test_weights.py::test_a_tied_head_is_the_embedding",
     ),
