@@ -238,10 +238,10 @@ def test_the_committed_package_keeps_every_rule(package: Path) -> None:
          "VG201"),
         ("vision_encoder.py", "hidden = gelu_tanh(", "hidden = nn.functional.gelu(", "VG209"),
         ("vision_encoder.py", "half = y.shape[-1] // 2", "half = y.cpu().shape[-1] // 2", "VG204"),
-        ("model.py", "rmsnorm_QK_pre_rope_eps=self.eps, ", "", "VG211"),
+        ("model.py", "rmsnorm_QK_pre_rope_eps=self.q_layernorm.eps,", "", "VG211"),
         ("model.py", "dtype=torch.float32, device='cpu') / head_dim", "dtype=torch.float32) / "
          "head_dim", "VG213"),
-        ("model.py", "self.theta), persistent=False)", "self.theta))", "VG212"),
+        ("model.py", "_settings), persistent=False", "_settings)", "VG212"),
     ],
 )  # fmt: skip
 def test_a_seeded_fault_in_the_package_is_found(edited, name, old, new, code) -> None:

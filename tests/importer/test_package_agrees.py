@@ -59,7 +59,10 @@ CHANGES = {
     "linear attention": set_text("layer_types", ["linear_attention"]),
     "YaRN": set_rope("rope_type", "yarn"),
     "a rope setting": set_rope("factor", 2.0),
-    "half a head": set_rope("partial_rotary_factor", 0.25),
+    "half a head": lambda c: (
+        text_of(c).pop("partial_rotary_factor", None),
+        set_rope("partial_rotary_factor", 0.25)(c),
+    ),
     "sections in another order": set_rope("mrope_interleaved", False),
     "quantised": lambda config: config.update(quantization_config={"quant_method": "fp8"}),
     "another architecture": lambda config: config.update(architectures=["OtherForCausalLM"]),

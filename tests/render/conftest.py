@@ -18,7 +18,7 @@ TEMPLATES = {
     "package/README.md.j2": "# {{ spec.title | md }}\n\n{{ results.state if results else 0 }}\n",
     "package/pyproject.toml.j2": '[project]\nname = {{ package | toml }}\nversion = "1"\n',
     "blocks/greeting.py.j2": "GREETING   =   'hello'\n",
-    "utils/__init__.py.j2": "",
+    "utils/__init__.py.j2": '"""Parts."""\n',
     "utils/mrope.py.j2": "def positions( ):\n  return {{ spec.checkpoint_names | py }}\n",
     "tests/test_config.py.j2": "def test_true():\n    assert {{ true | py }}\n",
 }

@@ -48,7 +48,7 @@ def prompt(reference: Reference) -> Prompt:
 
 @pytest.fixture(scope="module")
 def logits(
-    repository: Path, prompt: Prompt, tmp_path_factory: pytest.TempPathFactory
+    repository: Path, reference: Reference, prompt: Prompt, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str, Path], torch.Tensor]:
     """Logits of a file through the package of a spec that declares a layout."""
     packages: dict[str, Path] = {}
@@ -67,7 +67,7 @@ def logits(
             driver = PackageDriver(
                 load_factory(packages[declared]),
                 file,
-                vision_neuron_config=vision_settings([prompt]),
+                vision_neuron_config=vision_settings(reference, [prompt]),
                 **text_settings([prompt], 1),
             )
             request = driver.add_request(prompt.token_ids, prompt.features)

@@ -45,7 +45,7 @@ FAULTS = [
     ("vision modules", "deepstack merger 1", VISION, " gelu(linear(", " gelu_tanh(linear("),
     ("vision modules", "full tower", VISION, "features.append(", "features.insert(0, "),
     ("text modules", "rms norm", MODEL, "x = hidden.float()", "x = hidden.float() + 1e-3"),
-    ("text modules", "m-rope tables", MODEL, "index % 3 == 1", "index % 3 == 2"),
+    ("text modules", "rotary tables", MODEL, "index % 3 == 1", "index % 3 == 2"),
     ("text modules", "attention prefill", MODEL, "causal_mask=True", "causal_mask=False"),
     (
         "text modules",
@@ -123,7 +123,7 @@ FAULTS = [
     ),
     (
         "bfloat16",
-        "text m-rope tables",
+        "text rotary tables",
         MODEL,
         "position_ids[:, :, None].float()",
         "position_ids[:, :, None].bfloat16().float()",

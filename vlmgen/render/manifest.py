@@ -33,6 +33,7 @@ GENERATOR = (
     "render/format.py",
     "render/package.py",
     "render/plan.py",
+    "render/vision_words.py",
     "render/words.py",
     "spec/checkpoints.py",
     "spec/derive.py",

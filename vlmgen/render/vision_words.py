@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from vlmgen.render.escaping import dotted
+from vlmgen.render.escaping import Rendered, dotted
 
 if TYPE_CHECKING:
     from vlmgen.spec.model import Spec
@@ -48,8 +48,8 @@ def vision_words(spec: Spec) -> dict[str, Any]:
         "block_inputs": [name for name in inputs if name not in table],
         "input_parts": _input_parts(vision),
         "bound_inputs": ["bound", *(["window"] if vision.attention.window else [])],
-        "pixels_shape": PIXELS[vision.input][0],
-        "pixels_expected": PIXELS[vision.input][1],
+        "pixels_shape": Rendered(PIXELS[vision.input][0]),
+        "pixels_expected": Rendered(PIXELS[vision.input][1]),
         "products_without_bias": False in products,
         "sums_with_bias": True in sums,
         "sums_without_bias": False in sums,

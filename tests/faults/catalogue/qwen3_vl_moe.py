@@ -43,7 +43,8 @@ FAULTS = (
         LOADERS,
         "parts = [slices[0][:, :, first : first + width] for",
         "stored = slices[0][:]\n"
-        "        stored = stored.transpose(1, 2) if stored.shape[1] == stored.shape[2] else stored\n"
+        "        if stored.shape[1] == stored.shape[2]:\n"
+        "            stored = stored.transpose(1, 2)\n"
         "        parts = [stored[:, :, first : first + width] for",
         "test_weights.py::test_experts_are_read_as_declared_where_their_shape_does_not_tell",
     ),
