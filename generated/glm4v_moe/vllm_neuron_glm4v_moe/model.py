@@ -345,8 +345,9 @@ class Glm4vMoeTextMoE(nn.Module):
         self.num_local_experts = experts // self.ep_degree
         width = config.moe_intermediate_size // (get_tp_group().world_size // self.ep_degree)
         ep_rank = get_neuron_ep_rank()
-        local_experts = NF.calculate_local_expert_indices(
-            ep_rank=ep_rank, ep_degree=self.ep_degree, total_num_experts=experts, device="cpu"
+        first = ep_rank * self.num_local_experts
+        local_experts = torch.arange(
+            first, first + self.num_local_experts, dtype=torch.int64, device="cpu"
         )
         self.register_buffer("local_experts", local_experts, persistent=False)
         self.routed_scale = config.routed_scale
