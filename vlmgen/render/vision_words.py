@@ -56,9 +56,7 @@ def vision_words(spec: Spec) -> dict[str, Any]:
         "vision_loaders": _loaders(vision),
         "vision_structure": _structure(vision),
         **_hugging_face_names(spec),
-        "merger_flag": deepstack is not None
-        and (deepstack.merger.norm, deepstack.merger.norm_eps, deepstack.merger.norm_position)
-        != (merger.norm, merger.norm_eps, merger.norm_position),
+        "merger_flag": deepstack is not None and merger.norm_position == "before_merge",
     }
 
 

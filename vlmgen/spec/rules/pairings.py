@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from vlmgen.spec.rules.conditions import TILES
-from vlmgen.spec.rules.view import View, Violation, at_path, listed, size_of
+from vlmgen.spec.rules.view import View, Violation, at_path, listed, shown, size_of
 from vlmgen.spec.source import Key
 
 
@@ -207,6 +207,26 @@ def merger_is_whole(view: View) -> Iterator[Violation]:
             "a deepstack level is merged like a window",
             "null, or merger.op window",
         )
+    if view.present(at_path("vision.deepstack")) and op == "window":
+        yield from _levels_share_the_merger(view)
+
+
+def _levels_share_the_merger(view: View) -> Iterator[Violation]:
+    """One class merges the tower's output and its levels; only the norm before the join differs."""
+    legal = {"inner": "joined", "bias": True}
+    if view.optional(at_path("vision.merger.norm_position")) == "after_merge":
+        for name in ("norm", "norm_eps"):
+            legal[name] = view[at_path(f"vision.deepstack.merger.{name}")]
+    for name, value in legal.items():
+        at = at_path(f"vision.merger.{name}")
+        own = view.optional(at)
+        if own is not None and own != value:
+            yield Violation(
+                at,
+                f"merger.{name} is {shown(own)}, but vision.deepstack is stated",
+                "a deepstack level is merged by the tower's merger, which may norm before the join",
+                f"{shown(value)}, or vision.deepstack null",
+            )
 
 
 def merger_has_a_prefix(view: View) -> Iterator[Violation]:
