@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 import typer
 
 from vlmgen import __version__
+from vlmgen.terminal import console as _console
+from vlmgen.terminal import print_json as _print_json
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from vlmgen.check.parallel import ParallelTable, TextSplit, VisionSplit
     from vlmgen.families import Family
     from vlmgen.render.difference import PackageDifference
@@ -551,19 +551,6 @@ def needs_extra(extra: str) -> Iterator[None]:
         ) from None
 
 
-def _console() -> Console:
-    from rich.console import Console
-
-    # A pipe has no width; let lines be as long as they are instead of wrapping tables at 80.
-    return Console() if sys.stdout.isatty() else Console(width=200)
-
-
-def _print_json(data: Any) -> None:
-    import json
-
-    print(json.dumps(data, indent=2, ensure_ascii=False))
-
-
 def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
@@ -688,6 +675,16 @@ def _close_stdout() -> None:
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, sys.stdout.fileno())
     os.close(devnull)
+
+
+def _register_commands() -> None:
+    from vlmgen.commands import compare
+
+    for module in (compare,):
+        app.command(module.NAME, epilog=module.EXAMPLE)(user_errors(module.command))
+
+
+_register_commands()
 
 
 def main() -> None:
