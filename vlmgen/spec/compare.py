@@ -474,7 +474,7 @@ def shown(value: Any) -> str:
     if isinstance(value, SpecModel):
         pairs = _plain(value).items()
         return f"{{{', '.join(f'{key}: {inner}' for key, inner in pairs)}}}"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return str(value)
 
 
 def _keys(row: tuple[str, tuple[str, ...]] | None) -> str | None:
