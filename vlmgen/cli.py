@@ -316,16 +316,31 @@ def tiny(
     print(f"wrote {out}")
 
 
-@app.command(epilog="Example: vlmgen show specs/NAME.yaml --checkpoint CHECKPOINT")
+@app.command(
+    epilog="Example: vlmgen show specs/NAME.yaml --checkpoint CHECKPOINT, or "
+    "vlmgen show specs/NAME.yaml --origin"
+)
 @user_errors
 def show(
     spec: SpecArgument,
     checkpoint: Annotated[
         str | None, typer.Option(metavar="NAME", help="Whose sizes to show.")
     ] = None,
+    origin: Annotated[
+        bool, typer.Option("--origin", help="Show every value and the file:line it comes from.")
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Show a spec: both towers, derived values, checkpoints, the weight table."""
+    if origin:
+        from vlmgen.spec.origin import print_origins, spec_origins
+
+        origins = spec_origins(spec)
+        if as_json:
+            _print_json([row.to_dict() for row in origins])
+        else:
+            print_origins(origins, _console())
+        return
     from vlmgen.spec.load import load_spec
     from vlmgen.spec.show import show_data, show_spec
 
@@ -678,9 +693,9 @@ def _close_stdout() -> None:
 
 
 def _register_commands() -> None:
-    from vlmgen.commands import compare
+    from vlmgen.commands import compare, migrate, watch
 
-    for module in (compare,):
+    for module in (compare, migrate, watch):
         app.command(module.NAME, epilog=module.EXAMPLE)(user_errors(module.command))
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-EXAMPLE = "Example: vlmgen compare specs/qwen2_5_vl.yaml specs/qwen3_vl.yaml"
+EXAMPLE = "Example: vlmgen compare specs/NAME.yaml specs/NAME.yaml"
 NAME = "compare"
 
 

@@ -18,6 +18,7 @@ from vlmgen.spec.model import Spec
 from vlmgen.spec.rules import Violation, check_rules
 from vlmgen.spec.source import Document, Key, dotted, parse_document, read_document
 from vlmgen.spec.types import PATTERN_RULES, SpecModel
+from vlmgen.spec.versions import KEY, MISSING_HINT, refuse_other_versions
 
 _KINDS = {
     "int_type": "an integer",
@@ -71,6 +72,7 @@ def _to_spec(document: Document) -> Spec:
             )
         )
         raise SpecError(problems)
+    refuse_other_versions(document)
     try:
         spec = Spec.model_validate(document.data)
     except ValidationError as error:
@@ -159,6 +161,7 @@ def _missing_keys(document: Document, parent: Key, paths: list[Key]) -> Problem:
         document.key_span(parent),
         f"missing key{'s' if len(names) > 1 else ''} {', '.join(map(repr, names))}{where}",
         rule=rule,
+        hint=MISSING_HINT if (KEY,) in paths else "",
         path=dotted(paths[0] if len(paths) == 1 else parent),
     )
 

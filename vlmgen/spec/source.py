@@ -171,7 +171,7 @@ def read_document(path: str | Path) -> Document:
     Raises:
         SpecError: The file cannot be read, is not UTF-8, is empty or is not well-formed YAML.
     """
-    return parse_document(_read_text(Path(path), str(path)), str(path))
+    return parse_document(read_text(Path(path), str(path)), str(path))
 
 
 def parse_document(text: str, file: str) -> Document:
@@ -207,7 +207,17 @@ def parse_document(text: str, file: str) -> Document:
     return document
 
 
-def _read_text(path: Path, shown: str) -> str:
+def read_text(path: Path, shown: str) -> str:
+    """The text of a spec file, line ends as they are, without a byte order mark.
+
+    Args:
+        path: The file.
+        shown: Its name for messages.
+
+    Raises:
+        SpecError: It cannot be read, is too large or is not UTF-8.
+    """
+
     def fail(message: str, rule: str = "", hint: str = "") -> SpecError:
         return SpecError([Problem(shown, 0, 0, message, rule=rule, hint=hint)])
 
