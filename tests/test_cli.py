@@ -134,7 +134,7 @@ def test_bad_spec_exits_3_with_every_problem_on_stderr(broken_spec, command):
     result = run(command, str(broken_spec))
     assert result.returncode == 3
     assert result.stdout == ""
-    assert f"{broken_spec}:36:15: M-RoPE sections 24 + 20 + 24 = 68" in result.stderr
+    assert f"{broken_spec}:36:15: VG521 M-RoPE sections 24 + 20 + 24 = 68" in result.stderr
     assert "did you mean 'frame'?" in result.stderr
     assert result.stderr.endswith("2 problems in the spec\n")
     assert "Traceback" not in result.stderr
@@ -157,7 +157,7 @@ def test_bad_spec_as_json(broken_spec):
 def test_missing_spec_exits_3():
     result = runner.invoke(cli.app, ["show", "none.yaml"])
     assert result.exit_code == 3
-    assert "none.yaml: no such file" in result.stderr
+    assert "none.yaml: VG501 no such file" in result.stderr
 
 
 @pytest.mark.parametrize("code", [2, 3, 4, 5])
@@ -444,7 +444,7 @@ def test_check_all_shows_drift_and_exits_4(module, monkeypatch, tmp_path):
     arguments = ["check", "--all", "--generated", str(tmp_path)]
     result = runner.invoke(cli.app, arguments)
     assert result.exit_code == 4
-    assert result.stdout == "drift: q/x.py: differs\n-old\n+new\n"
+    assert result.stdout == "drift: VG005 q/x.py: differs\n-old\n+new\n"
     assert seen == [[package]]
     data = json.loads(runner.invoke(cli.app, [*arguments, "--json"]).stdout)
     assert data["drift"][0]["kind"] == "changed"

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 import typer
 
 from vlmgen import __version__
+from vlmgen.options import Format, FormatOption, JsonFlag, SpecArgument
 from vlmgen.terminal import console as _console
 from vlmgen.terminal import print_json as _print_json
 
@@ -74,23 +75,26 @@ class Plugin(StrEnum):
     INSTALLED = "installed"
 
 
-SpecArgument = Annotated[Path, typer.Argument(metavar="SPEC", help="A spec, specs/NAME.yaml.")]
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
-
 def user_errors(command: Callable[P, R]) -> Callable[P, R]:
     """Turn what a user can cause into a message and an exit code; let real faults through."""
 
     @functools.wraps(command)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
-        from vlmgen.errors import SpecError, VlmgenError
+        from vlmgen.errors import CheckFailed, SpecError, VlmgenError
 
         try:
             return command(*args, **kwargs)
         except VlmgenError as error:
             if isinstance(error, SpecError) and kwargs.get("as_json"):
                 _print_json({"problems": [problem.to_dict() for problem in error.problems]})
+            elif isinstance(error, SpecError) and kwargs.get("output_format") == Format.GITHUB:
+                from vlmgen.annotations import problem_annotation
+
+                print("\n".join(map(problem_annotation, error.problems)))
             print(error.render(), file=sys.stderr)
+            # The findings and problems behind the other two bear codes of their own.
+            if error.code and not isinstance(error, (SpecError, CheckFailed)):
+                print(f"more: vlmgen explain {error.code}", file=sys.stderr)
             raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
@@ -134,6 +138,7 @@ def new(
     ] = False,
     diff: Annotated[bool, typer.Option("--diff", help="Only show the changes as a diff.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite edited files.")] = False,
+    output_format: FormatOption = Format.TEXT,
     as_json: JsonFlag = False,
 ) -> None:
     """Generate the package of a spec."""
@@ -194,7 +199,8 @@ def diff(
 @user_errors
 def check(
     packages: Annotated[
-        list[Path] | None, typer.Argument(metavar="[PKG]...", help="Generated packages.")
+        list[Path] | None,
+        typer.Argument(metavar="[PKG]...", help="Generated packages, or specs (*.yaml)."),
     ] = None,
     check_all: Annotated[
         bool,
@@ -210,6 +216,7 @@ def check(
     record: Annotated[
         bool, typer.Option("--record", help="Store the results for `vlmgen families`.")
     ] = False,
+    output_format: FormatOption = Format.TEXT,
     as_json: JsonFlag = False,
 ) -> None:
     """Prove packages without weights: plugin contract, device rules, weights, parallelism."""
@@ -219,6 +226,18 @@ def check(
         raise UsageError("name packages, or give --all (and not both)")
     if record and plugin is not Plugin.RECORDED:
         raise UsageError("only checks against the recorded signatures can be recorded")
+    spec_files = [path for path in packages or () if path.suffix in (".yaml", ".yml")]
+    packages = [path for path in packages or () if path not in spec_files]
+    if spec_files:
+        from vlmgen.spec.load import check_specs
+
+        check_specs(spec_files)
+        if not packages:
+            if as_json:
+                _print_json({"findings": [], "drift": []})
+            else:
+                print(f"checked {len(spec_files)} spec(s): no problems")
+            return
     differences: list[Any] = []
     if check_all:
         from vlmgen.render.drift import drift
@@ -238,9 +257,18 @@ def check(
         drifted = [{k: getattr(d, k) for k in ("path", "kind", "message", "diff")}
                    for d in differences]  # fmt: skip
         _print_json({"findings": rows, "drift": drifted})
+    elif output_format == Format.GITHUB:
+        from vlmgen.annotations import annotation
+
+        for difference in differences:
+            place = (generated / difference.path).as_posix()
+            print(annotation(place, 0, 0, "VG005", difference.message))
+        for finding in findings:
+            said = f"{finding.message} ({finding.rule}) -> {finding.fix}"
+            print(annotation(finding.path, finding.line, 0, finding.code, said))
     else:
         for difference in differences:
-            print(f"drift: {difference.message}")
+            print(f"drift: VG005 {difference.message}")
             if difference.diff:
                 print(difference.diff, end="")
         for finding in findings:
@@ -329,6 +357,7 @@ def show(
     origin: Annotated[
         bool, typer.Option("--origin", help="Show every value and the file:line it comes from.")
     ] = False,
+    output_format: FormatOption = Format.TEXT,
     as_json: JsonFlag = False,
 ) -> None:
     """Show a spec: both towers, derived values, checkpoints, the weight table."""
@@ -363,6 +392,7 @@ def parallel(
     world_size: Annotated[
         int | None, typer.Option(min=1, max=1024, help="Only this many ranks.")
     ] = None,
+    output_format: FormatOption = Format.TEXT,
     as_json: JsonFlag = False,
 ) -> None:
     """List text TP and vision TP x DP, with the reason for each that is illegal."""
@@ -693,9 +723,9 @@ def _close_stdout() -> None:
 
 
 def _register_commands() -> None:
-    from vlmgen.commands import compare, migrate, watch
+    from vlmgen.commands import compare, explain, migrate, watch
 
-    for module in (compare, migrate, watch):
+    for module in (compare, explain, migrate, watch):
         app.command(module.NAME, epilog=module.EXAMPLE)(user_errors(module.command))
 
 

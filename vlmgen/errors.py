@@ -19,11 +19,14 @@ EXIT_VALIDATION_FAILED = 5
 class VlmgenError(Exception):
     """Base of everything a user can cause.
 
+    Every type has a `code` with a page that `vlmgen explain` shows.
+
     Args:
         message: What was wrong, where, the value, the rule and what would be legal.
         hint: One more sentence on how to go on, or empty.
     """
 
+    code: str = ""
     exit_code: int = 1
 
     def __init__(self, message: str, *, hint: str = "") -> None:
@@ -39,18 +42,21 @@ class VlmgenError(Exception):
 class UsageError(VlmgenError):
     """A command was called with arguments that make no sense together."""
 
+    code = "VG901"
     exit_code = EXIT_USAGE
 
 
 class OutputError(VlmgenError):
     """The output directory may not be written: foreign files, a symlink, no rights."""
 
+    code = "VG902"
     exit_code = EXIT_USAGE
 
 
 class MissingDependencyError(VlmgenError):
     """A command needs an optional dependency (extra) that is not installed."""
 
+    code = "VG903"
     exit_code = EXIT_USAGE
 
 
@@ -69,6 +75,7 @@ class Problem:
         source: The offending line without its line end.
         width: How many characters the caret line marks.
         path: Dotted path of the value in the spec, such as `text.rope.sections`.
+        code: What kind of fault it is; `vlmgen explain` has a page for it.
     """
 
     file: str
@@ -81,11 +88,14 @@ class Problem:
     source: str = ""
     width: int = 1
     path: str = ""
+    code: str = ""
 
     def render(self) -> str:
-        """The problem as `file:line:column: message` with the line, a caret and the notes."""
+        """The problem as `file:line:column: code message` with the line, a caret and the notes."""
         where = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
-        lines = [f"{where}: {self.message}"]
+        lines = [
+            f"{where}: {self.code} {self.message}" if self.code else f"{where}: {self.message}"
+        ]
         if self.line:
             number = str(self.line)
             gutter = " " * len(number)
@@ -105,6 +115,7 @@ class Problem:
             "file": self.file,
             "line": self.line,
             "column": self.column,
+            "code": self.code,
             "path": self.path,
             "message": self.message,
             "rule": self.rule,
@@ -120,6 +131,7 @@ class SpecError(VlmgenError):
         problems: All problems; of several files, those of the first come first.
     """
 
+    code = "VG904"
     exit_code = EXIT_BAD_SPEC
 
     def __init__(self, problems: Iterable[Problem]) -> None:
@@ -139,18 +151,21 @@ class SpecError(VlmgenError):
 class CheckpointError(VlmgenError):
     """A checkpoint or its config.json that does not fit the spec."""
 
+    code = "VG905"
     exit_code = EXIT_BAD_SPEC
 
 
 class CheckFailed(VlmgenError):
     """`vlmgen check` found something."""
 
+    code = "VG906"
     exit_code = EXIT_CHECK_FAILED
 
 
 class ValidationFailed(VlmgenError):
     """`vlmgen validate` measured a difference from Hugging Face beyond its limit."""
 
+    code = "VG907"
     exit_code = EXIT_VALIDATION_FAILED
 
 

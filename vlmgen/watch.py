@@ -99,16 +99,14 @@ def watch(
         ticks: Changes, as `changes` gives them.
         clock: The time of day, for the messages.
     """
-    _run(spec, regenerate, clock)
+    _run(str(spec), regenerate, clock)
     for changed in ticks:
         # Of a large change, such as another branch, one file is named.
         more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-        _run(Path(f"{_shown(changed[0])}{more}"), regenerate, clock)
+        _run(f"{_shown(changed[0])}{more}", regenerate, clock)
 
 
-def _run(
-    cause: Path, regenerate: Callable[[], GenerationResult], clock: Callable[[], str]
-) -> None:
+def _run(cause: str, regenerate: Callable[[], GenerationResult], clock: Callable[[], str]) -> None:
     started = time.perf_counter()
     try:
         result = regenerate()

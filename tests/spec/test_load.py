@@ -49,7 +49,7 @@ def test_unknown_key_near_miss_has_place_caret_and_suggestion(problems_of):
     assert (problem.column, problem.path) == (3, "text.hiden_size")
     assert marked(problem) == "hiden_size"
     lines = problem.render().split("\n")
-    assert lines[0].startswith(f"x.yaml:{problem.line}:3: unknown key")
+    assert lines[0].startswith(f"x.yaml:{problem.line}:3: VG511 unknown key")
     assert lines[1] == f"{problem.line} |   hiden_size: 4096"
     assert lines[2] == "   |   ^^^^^^^^^^"
 

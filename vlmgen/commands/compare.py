@@ -7,14 +7,17 @@ from typing import Annotated
 
 import typer
 
-EXAMPLE = "Example: vlmgen compare specs/NAME.yaml specs/NAME.yaml"
+from vlmgen.options import Format, FormatOption, JsonFlag
+
+EXAMPLE = "Example: vlmgen compare specs/NAME.yaml specs/OTHER.yaml"
 NAME = "compare"
 
 
 def command(
     left: Annotated[Path, typer.Argument(metavar="A", help="A spec.")],
     right: Annotated[Path, typer.Argument(metavar="B", help="Another, or the same one, changed.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    output_format: FormatOption = Format.TEXT,
+    as_json: JsonFlag = False,
 ) -> None:
     """Show what two specs say differently, and what that does to weights, splits and memory."""
     from vlmgen.spec.compare import compare_specs, print_comparison

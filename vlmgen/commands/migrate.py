@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from vlmgen.options import Format, FormatOption
+
 NAME = "migrate"
 EXAMPLE = "Example: vlmgen migrate specs/mine.yaml"
 
@@ -15,6 +17,7 @@ EXAMPLE = "Example: vlmgen migrate specs/mine.yaml"
 def command(
     specs: Annotated[list[Path], typer.Argument(metavar="SPEC...", help="Specs to rewrite.")],
     diff: Annotated[bool, typer.Option("--diff", help="Only show the changes.")] = False,
+    output_format: FormatOption = Format.TEXT,
 ) -> None:
     """Rewrite specs of an older format, keeping comments and order."""
     from vlmgen.files import replace_file

@@ -7,12 +7,14 @@ from typing import Annotated
 
 import typer
 
+from vlmgen.options import SpecArgument
+
 NAME = "watch"
 EXAMPLE = "Example: vlmgen watch specs/NAME.yaml"
 
 
 def command(
-    spec: Annotated[Path, typer.Argument(metavar="SPEC", help="A spec, specs/NAME.yaml.")],
+    spec: SpecArgument,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="Directory of the package [default: generated/FAMILY]."),

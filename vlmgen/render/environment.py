@@ -28,6 +28,8 @@ from vlmgen.render.escaping import (
 class TemplateError(OutputError):
     """A template that cannot be read or rendered; says which template and line."""
 
+    code = "VG915"
+
 
 def checked(value: Any) -> Any:
     """Let a value into the output if it cannot mean anything else there than what it is.

@@ -37,6 +37,8 @@ class Rendered(str):
 class UnsafeValueError(OutputError):
     """A spec value that cannot stand at the place where a template puts it."""
 
+    code = "VG914"
+
 
 def is_visible(character: str) -> bool:
     """Whether a character shows as itself: no control, bidi, line separator or odd space."""

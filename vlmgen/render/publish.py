@@ -39,13 +39,19 @@ _LISTED = 20
 class ForeignFilesError(OutputError):
     """The target holds files that vlmgen did not write."""
 
+    code = "VG911"
+
 
 class EditedFilesError(OutputError):
     """Generated files in the target were edited by hand."""
 
+    code = "VG912"
+
 
 class SymlinkError(OutputError):
     """A path that vlmgen would write is a symbolic link, or lies behind one."""
+
+    code = "VG913"
 
 
 @dataclass(frozen=True)

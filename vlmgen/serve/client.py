@@ -16,6 +16,7 @@ DEFAULT_URL = "http://127.0.0.1:8000/v1"
 class ServerError(VlmgenError):
     """The server cannot be reached or refused the request."""
 
+    code = "VG908"
     exit_code = 6
 
 

@@ -48,6 +48,7 @@ def _resolve(document: Document, path: Path, seen: list[Path]) -> Document:
                     rule=_RULE,
                     legal="such as base.yaml",
                     path="extends",
+                    code="VG531",
                 )
             ]
         )
@@ -59,6 +60,7 @@ def _resolve(document: Document, path: Path, seen: list[Path]) -> Document:
             f"extends goes in a circle: {circle}",
             rule="no spec extends itself",
             path="extends",
+            code="VG531",
         )
         raise SpecError([problem])
     if path.is_file() and base not in spec_chain(path)[1:2]:
@@ -69,11 +71,16 @@ def _resolve(document: Document, path: Path, seen: list[Path]) -> Document:
             rule="extends is a line of its own at the left margin",
             legal=f"extends: {name}",
             path="extends",
+            code="VG531",
         )
         raise SpecError([problem])
     if len(seen) >= MAX_CHAIN:
         problem = document.problem(
-            span, f"more than {MAX_CHAIN} specs in a chain", rule="a chain is short", path="extends"
+            span,
+            f"more than {MAX_CHAIN} specs in a chain",
+            rule="a chain is short",
+            path="extends",
+            code="VG531",
         )
         raise SpecError([problem])
     try:
@@ -81,7 +88,12 @@ def _resolve(document: Document, path: Path, seen: list[Path]) -> Document:
     except SpecError as error:
         first = error.problems[0]
         problem = document.problem(
-            span, f"extends {name!r}: {first.message}", rule=_RULE, hint=first.hint, path="extends"
+            span,
+            f"extends {name!r}: {first.message}",
+            rule=_RULE,
+            hint=first.hint,
+            path="extends",
+            code="VG531",
         )
         if first.line:
             raise
@@ -90,7 +102,7 @@ def _resolve(document: Document, path: Path, seen: list[Path]) -> Document:
     if not isinstance(inherited.data, dict):
         problem = document.problem(
             span, f"extends {name!r}, which is no mapping", rule="a spec is a YAML mapping",
-            path="extends",
+            path="extends", code="VG531",
         )  # fmt: skip
         raise SpecError([problem])
     return _merge(document, inherited)

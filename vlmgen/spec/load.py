@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -53,6 +53,22 @@ def load_spec(path: str | Path) -> Spec:
     return _to_spec(resolve_extends(read_document(path), Path(path)))
 
 
+def check_specs(paths: Iterable[str | Path]) -> None:
+    """Load specs, all of them, for their problems alone.
+
+    Raises:
+        SpecError: There are problems; those of every file are listed.
+    """
+    problems: list[Problem] = []
+    for path in paths:
+        try:
+            load_spec(path)
+        except SpecError as error:
+            problems += error.problems
+    if problems:
+        raise SpecError(problems)
+
+
 def load_spec_text(text: str, file: str = "<text>") -> Spec:
     """Load and check a spec from text; see `load_spec`. `extends` is relative to `file`."""
     return _to_spec(resolve_extends(parse_document(text, file), Path(file)))
@@ -69,6 +85,7 @@ def _to_spec(document: Document) -> Spec:
                 f"the spec is {_describe(document.data)}",
                 rule="a spec is a YAML mapping",
                 legal=", ".join(Spec.model_fields),
+                code="VG513",
             )
         )
         raise SpecError(problems)
@@ -129,6 +146,7 @@ def _unknown_key(document: Document, path: Key, missing: set[Key]) -> tuple[Prob
             "vlmgen does not generate",
             legal=", ".join(fields),
             path=dotted(path),
+            code="VG515",
         )
         return problem, None
     absent = [name for name in fields if (*parent, name) in missing]
@@ -146,6 +164,7 @@ def _unknown_key(document: Document, path: Key, missing: set[Key]) -> tuple[Prob
         legal=", ".join(fields),
         hint=f"{key!r} belongs to {elsewhere}" if elsewhere else "",
         path=dotted(path),
+        code="VG511",
     )
     meant = close[0] if close and close[0] in absent else None
     return problem, meant
@@ -163,6 +182,7 @@ def _missing_keys(document: Document, parent: Key, paths: list[Key]) -> Problem:
         rule=rule,
         hint=MISSING_HINT if (KEY,) in paths else "",
         path=dotted(paths[0] if len(paths) == 1 else parent),
+        code="VG512",
     )
 
 
@@ -184,6 +204,7 @@ def _wrong_value(document: Document, path: Key, detail: Mapping[str, Any]) -> Pr
                 "version of vlmgen does not generate",
                 legal=legal,
                 path=name,
+                code="VG515",
             )
     if kind == "literal_error":
         legal_values = [show(v) for v in axis.implemented] if axis else []
@@ -195,7 +216,12 @@ def _wrong_value(document: Document, path: Key, detail: Mapping[str, Any]) -> Pr
             if close:
                 message += f"; did you mean {close[0]!r}?"
         return document.problem(
-            span, message, legal=legal, hint=_hint(document, path, value, "text"), path=name
+            span,
+            message,
+            legal=legal,
+            hint=_hint(document, path, value, "text"),
+            path=name,
+            code="VG514",
         )
     if kind in _KINDS or kind == "model_attributes_type":
         expected = _KINDS.get(kind, "a mapping")
@@ -205,12 +231,13 @@ def _wrong_value(document: Document, path: Key, detail: Mapping[str, Any]) -> Pr
             rule=f"{name} is {expected}",
             hint=_hint(document, path, value, expected),
             path=name,
+            code="VG513",
         )
     if kind == "string_pattern_mismatch":
         pattern = context["pattern"]
         return document.problem(
             span, f"{name} is {shown}", rule=PATTERN_RULES.get(pattern, f"matches {pattern}"),
-            path=name,
+            path=name, code="VG514",
         )  # fmt: skip
     if kind == "string_too_long":
         return document.problem(
@@ -218,11 +245,12 @@ def _wrong_value(document: Document, path: Key, detail: Mapping[str, Any]) -> Pr
             f"{name} is {shown}",
             rule=f"at most {context['max_length']} characters",
             path=name,
+            code="VG514",
         )
     if kind in _BOUNDS:
         key, words = _BOUNDS[kind]
         return document.problem(
-            span, f"{name} is {shown}", rule=f"{words} {context[key]}", path=name
+            span, f"{name} is {shown}", rule=f"{words} {context[key]}", path=name, code="VG514"
         )
     if kind in ("too_short", "too_long"):
         limit, words = (
@@ -235,8 +263,11 @@ def _wrong_value(document: Document, path: Key, detail: Mapping[str, Any]) -> Pr
             f"{name} has {context['actual_length']} entries",
             rule=f"{words} {limit} entries",
             path=name,
+            code="VG514",
         )
-    return document.problem(span, f"{name} is {shown}", rule=str(detail["msg"]), path=name)
+    return document.problem(
+        span, f"{name} is {shown}", rule=str(detail["msg"]), path=name, code="VG514"
+    )
 
 
 def _rule_problem(document: Document, violation: Violation) -> Problem:
@@ -246,6 +277,7 @@ def _rule_problem(document: Document, violation: Violation) -> Problem:
         rule=violation.rule,
         legal=violation.legal,
         path=dotted(violation.path),
+        code="VG521",
     )
 
 
@@ -261,6 +293,7 @@ def _unclear_booleans(document: Document, bad: set[Key]) -> list[Problem]:
                     f"{dotted(path)} is {raw}",
                     rule="write booleans as true or false",
                     path=dotted(path),
+                    code="VG507",
                 )
             )
     return problems

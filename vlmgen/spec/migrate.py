@@ -153,7 +153,11 @@ def _version(document: Document) -> int:
     if not isinstance(data, dict) or document.problems:
         raise SpecError(
             document.problems
-            or [document.problem(document.span(()), "no spec", rule="a spec is a YAML mapping")]
+            or [
+                document.problem(
+                    document.span(()), "no spec", rule="a spec is a YAML mapping", code="VG513"
+                )
+            ]
         )
     stated = data.get(KEY)
     if KEY not in data:
@@ -167,6 +171,7 @@ def _version(document: Document) -> int:
                     rule="the version of the spec format is a number",
                     legal=f"0 to {FORMAT}",
                     path=KEY,
+                    code="VG513",
                 )
             ]
         )
@@ -251,6 +256,6 @@ def _unmovable(document: Document, path: Key) -> SpecError:
         rule="a key and its value stand on one line",
         hint="write it plainly, or make the changes by hand: docs/reference/spec.md",
         path=dotted(path),
+        code="VG543",
     )
     return SpecError([problem])
-

@@ -195,14 +195,24 @@ def parse_document(text: str, file: str) -> Document:
     except _Refused as refused:
         span = Span(refused.mark.line + 1, refused.mark.column + 1, refused.width)
         raise SpecError(
-            [document.problem(span, refused.message + " is not allowed", rule=refused.rule)]
+            [
+                document.problem(
+                    span, refused.message + " is not allowed", rule=refused.rule, code="VG504"
+                )
+            ]
         ) from None
     except yaml.reader.ReaderError as error:
         raise SpecError([_reader_problem(document, text, error)]) from None
     except yaml.MarkedYAMLError as error:
         raise SpecError([_syntax_problem(document, error)]) from None
     if node is None:
-        raise SpecError([Problem(file, 0, 0, "the file is empty", rule="a spec is a YAML mapping")])
+        raise SpecError(
+            [
+                Problem(
+                    file, 0, 0, "the file is empty", rule="a spec is a YAML mapping", code="VG501"
+                )
+            ]
+        )
     document.data = _build(document, node, ())
     return document
 
@@ -219,7 +229,7 @@ def read_text(path: Path, shown: str) -> str:
     """
 
     def fail(message: str, rule: str = "", hint: str = "") -> SpecError:
-        return SpecError([Problem(shown, 0, 0, message, rule=rule, hint=hint)])
+        return SpecError([Problem(shown, 0, 0, message, rule=rule, hint=hint, code="VG501")])
 
     try:
         if path.is_dir():
@@ -254,6 +264,7 @@ def read_text(path: Path, shown: str) -> str:
             rule="a spec is UTF-8 text",
             hint="the file looks like UTF-16; save it as UTF-8" if utf16 else "",
             source=source,
+            code="VG502",
         )
         raise SpecError([problem]) from None
 
@@ -267,6 +278,7 @@ def _reader_problem(document: Document, text: str, error: yaml.reader.ReaderErro
         Span(len(breaks) + 1, column, 1),
         f"character U+{code:04X} is not allowed in YAML",
         rule="a spec holds printable text",
+        code="VG503",
     )
 
 
@@ -285,7 +297,9 @@ def _syntax_problem(document: Document, error: yaml.MarkedYAMLError) -> Problem:
         hint = "quote a text that contains ': '"
     elif error.context_mark and error.context_mark.line + 1 != line:
         hint = f"it began in line {error.context_mark.line + 1}"
-    return document.problem(Span(line, column, 1), f"YAML syntax: {message}", hint=hint)
+    return document.problem(
+        Span(line, column, 1), f"YAML syntax: {message}", hint=hint, code="VG503"
+    )
 
 
 def _width(start: yaml.Mark, end: yaml.Mark) -> int:
@@ -333,6 +347,7 @@ def _mapping(document: Document, node: yaml.Node, path: Key) -> dict[str, Any]:
                         if kind == "bool"
                         else ""
                     ),
+                    code="VG505",
                 )
             )
             continue
@@ -346,6 +361,7 @@ def _mapping(document: Document, node: yaml.Node, path: Key) -> dict[str, Any]:
                     f"key {key!r} is given twice",
                     rule="every key of a mapping stands once",
                     hint=f"it is first given in line {first}",
+                    code="VG506",
                 )
             )
             document.bad.add(child)
@@ -391,6 +407,7 @@ def _refuse_number(document: Document, path: Key, text: str) -> str:
             "underscores, colons or prefixes, which YAML versions read differently",
             legal="such as 5000000, 0.5 or 1.0e-6",
             path=dotted(path),
+            code="VG507",
         )
     )
     document.bad.add(path)

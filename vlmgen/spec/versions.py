@@ -56,4 +56,5 @@ def _other_version(document: Document, span: Span, version: int) -> Problem:
             else f"vlmgen 0.{version} reads it: install that version, or a later one"
         ),
         path=KEY,
+        code="VG541" if version < FORMAT else "VG542",
     )
