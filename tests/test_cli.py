@@ -35,6 +35,10 @@ COMMANDS = (
     "serve",
     "ask",
     "doctor",
+    "compare",
+    "explain",
+    "migrate",
+    "watch",
 )
 
 runner = CliRunner()
@@ -205,6 +209,7 @@ def test_missing_extra_names_it():
             raise ModuleNotFoundError("No module named 'torch'", name="torch")
     assert "torch is not installed; this command needs the extra 'cpu'" in str(caught.value)
     assert caught.value.hint == "pip install 'vlmgen[cpu]'"
+    assert caught.value.code == "VG903"
 
 
 def raiser(error: BaseException):
@@ -504,7 +509,7 @@ def test_validate_prints_rows_and_writes_reports(module, tmp_path, passed, code)
     assert keywords["only"] == ["logits"]
     if not passed:
         assert "FAIL" in result.stdout
-        assert result.stderr == "1 of 2 validations failed\n"
+        assert result.stderr == "1 of 2 validations failed\nmore: vlmgen explain VG907\n"
 
 
 def test_tiny_passes_its_options_on(module):

@@ -132,7 +132,7 @@ def test_inherited_fault_points_at_the_base(write, spec_text):
     assert (problem.file, problem.line, problem.column) == (str(base), line, 10)
     assert problem.source == "  depth: none"
     assert marked(problem) == "none"
-    assert problem.render().startswith(f"{base}:{line}:10: vision.depth is 'none'")
+    assert problem.render().startswith(f"{base}:{line}:10: VG513 vision.depth is 'none'")
 
 
 def test_own_fault_points_at_the_own_file(write):
@@ -161,7 +161,7 @@ def test_rule_between_an_own_and_an_inherited_value_points_at_the_one_it_names(w
 
 
 def test_problems_of_the_own_file_come_first(write, spec_text):
-    base = write("base.yaml", spec_text.replace("vlmgen: 1", "vlmgen: 2"))
+    base = write("base.yaml", spec_text.replace("head_dim: 128", "head_dim: 0"))
     own = write(
         "own.yaml", "extends: base.yaml\n\n\n\n\n\n\nvision: {depth: none, hiden_size: 1}\n"
     )
