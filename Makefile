@@ -3,6 +3,7 @@
 #   make demo       generate Qwen3-VL, build a tiny checkpoint, compare with Hugging Face, serve
 #   make test       lint, drift of generated/, every test (what CI runs)
 #   make test-fast  the tests that take seconds
+#   make docs       the generated pages of docs/
 #   make lint       ruff, and the drift check
 #   make bench      the benchmarks, each printing ratios
 #   make generate   regenerate every package from its spec, and docs/families.md
@@ -37,7 +38,7 @@ OMP_NUM_THREADS ?= 1
 export OMP_NUM_THREADS
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: demo test test-fast lint bench generate wheel install clean
+.PHONY: demo docs test test-fast lint bench generate wheel install clean
 
 demo: $(STAMP)
 	$(BIN)/vlmgen new specs/$(DEMO).yaml
@@ -49,6 +50,10 @@ demo: $(STAMP)
 test: lint
 	$(PYTEST) tests
 	for package in $(PACKAGES); do $(PYTEST) $$package; done
+
+# Reference pages and codes, from the command line, the schema and the pages of `vlmgen explain`.
+docs: $(STAMP)
+	$(BIN)/python -m vlmgen.reference docs
 
 test-fast: $(STAMP)
 	$(PYTEST) -m "not slow" tests

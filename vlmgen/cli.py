@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from vlmgen.check.parallel import ParallelTable, TextSplit, VisionSplit
     from vlmgen.families import Family
     from vlmgen.render.difference import PackageDifference
+    from vlmgen.spec.memory import RankMemory
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -395,18 +396,27 @@ def parallel(
     output_format: FormatOption = Format.TEXT,
     as_json: JsonFlag = False,
 ) -> None:
-    """List text TP and vision TP x DP, with the reason for each that is illegal."""
+    """List text TP and vision TP x DP, with the reason for each that is illegal, and memory."""
     from vlmgen.check.parallel import parallel_table
     from vlmgen.spec.load import load_spec
+    from vlmgen.spec.memory import rank_memory
 
     loaded = load_spec(spec)
     names = [checkpoint] if checkpoint else [c.name for c in loaded.checkpoints]
-    tables = [parallel_table(loaded.checkpoint(name), world_size) for name in names]
+    tables = []
+    for name in names:
+        resolved = loaded.checkpoint(name)
+        table = parallel_table(resolved, world_size)
+        memory = {row.tp: rank_memory(resolved, row.tp) for row in table.text if row.legal}
+        tables.append((table, memory))
     if as_json:
-        _print_json([table.to_dict() for table in tables])
+        rows = [
+            (table.to_dict(), [m.to_dict() for m in memory.values()]) for table, memory in tables
+        ]
+        _print_json([{**table, "memory": memory} for table, memory in rows])
         return
-    for table in tables:
-        _print_parallel(table)
+    for table, memory in tables:
+        _print_parallel(table, memory)
 
 
 @app.command("import", epilog="Example: vlmgen import checkpoints/my-vlm -o specs/my_vlm.yaml")
@@ -600,7 +610,7 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def _print_parallel(table: ParallelTable) -> None:
+def _print_parallel(table: ParallelTable, memory: Mapping[int, RankMemory]) -> None:
     from rich.table import Table
 
     def notes(split: TextSplit | VisionSplit) -> tuple[str, str]:
@@ -609,9 +619,17 @@ def _print_parallel(table: ParallelTable) -> None:
         return "yes" if split.legal else "no", "\n".join(why)
 
     console = _console()
-    text = Table("TP", "legal", "why", title=f"{table.name}: text", title_justify="left")
+    columns = ("TP", "legal", "weights", "KV of a token", "why")
+    text = Table(*columns, title=f"{table.name}: text", title_justify="left")
     for row in table.text:
-        text.add_row(str(row.tp), *notes(row))
+        legal, why = notes(row)
+        held = memory.get(row.tp)
+        sizes = (
+            (f"{held.weights / 2**30:.2f} GiB", f"{held.kv_per_token / 2**10:.0f} KiB")
+            if held
+            else ("", "")
+        )
+        text.add_row(str(row.tp), legal, *sizes, why)
     console.print(text)
     title = f"{table.name}: vision"
     vision = Table("ranks", "TP x DP", "legal", "why", title=title, title_justify="left")

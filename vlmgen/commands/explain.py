@@ -16,7 +16,9 @@ def _codes(incomplete: str) -> list[tuple[str, str]]:
     """Codes for the shell's completion."""
     from vlmgen.explain import pages
 
-    return [(p.code, p.title) for p in pages().values() if p.code.startswith(incomplete.upper())]
+    # A shell drops what does not begin as it was typed, in capitals or not.
+    matching = [p for p in pages().values() if p.code.startswith(incomplete.upper())]
+    return [(incomplete + p.code[len(incomplete) :], p.title) for p in matching]
 
 
 def command(

@@ -44,7 +44,7 @@ class Change:
     """One value that differs.
 
     Args:
-        path: Dotted path; entries of a list by name, `checkpoints[Qwen3-VL-8B-Instruct].also`.
+        path: Dotted path; entries of a list by name, `checkpoints[NAME].also`.
         kind: What sort of value it is.
         left: The first spec's value, `ABSENT` where it has none.
         right: The second spec's value.
