@@ -20,13 +20,16 @@ INSTALL = ("installs packages", "tests/test_wheel.py")
 # A pattern for the whole command -> (why it is not run with the pages, where it is run).
 COMMANDS: dict[str, tuple[str, str]] = {
     r"make demo\b.*": ("minutes", "tests/serve/test_equality.py"),
+    r"make bench\b.*": ("minutes", "Makefile"),
     r"make test\b.*": ("what CI runs", ".ci/run"),
     r"pip install (\.|'\.\[cpu\]'|'\.\[neuron\]'|--no-deps -r .*)( .*)?": INSTALL,
     r"pip install generated/qwen3_vl": ("installs a package", "tests/serve/test_install.py"),
     r"pip install vlmgen-.*": INSTALL,
     r"vlmgen serve (?!.*--dry-run).*": SERVER,
     r"vlmgen ask .*": ("needs a running server", "tests/serve/test_command.py"),
-    r"vlmgen check generated/qwen3_vl": ("proves the weights, a minute", "tests/check/test_run.py"),
+    r"vlmgen check (generated/qwen3_vl|edited)": (
+        "proves the weights, up to a minute", "tests/check/test_run.py"
+    ),
     r"vlmgen check .* --plugin installed": DEVICE,
     r"vlmgen check path/to/package": ("a path of the reader's", "tests/check/test_run.py"),
     r"vlmgen validate .*": ("minutes", "tests/validate/test_run.py"),

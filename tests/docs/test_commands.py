@@ -19,7 +19,7 @@ PROGRAMS = ("vlmgen", "python", "sed", "cp", "rm", "cat", "ls", "echo", "diff")
 TEXTS = {page: text for page, text in documented(ROOT).items() if page not in PAGES}
 FOUND = {page: list(commands_of(page, text)) for page, text in TEXTS.items()}
 RUN = {page: [c for c in found if not elsewhere(c.text)] for page, found in FOUND.items()}
-SECONDS = 120
+SECONDS = 300
 
 
 # --- what is known ------------------------------------------------------------------------------
