@@ -15,6 +15,9 @@ EXIT_BAD_SPEC = 3
 EXIT_CHECK_FAILED = 4
 EXIT_VALIDATION_FAILED = 5
 
+SHOWN_PROBLEMS = 50
+LONGEST_LINE = 240
+
 
 class VlmgenError(Exception):
     """Base of everything a user can cause.
@@ -99,10 +102,10 @@ class Problem:
         if self.line:
             number = str(self.line)
             gutter = " " * len(number)
-            before = self.source[: self.column - 1]
-            lines.append(f"{number} | {_printable(self.source)}")
-            pad = "".join("\t" if c == "\t" else " " * _cells(c) for c in before)
-            marked = self.source[self.column - 1 : self.column - 1 + self.width]
+            source, start = _window(self.source, self.column - 1)
+            lines.append(f"{number} | {_printable(source)}")
+            pad = "".join("\t" if c == "\t" else " " * _cells(c) for c in source[:start])
+            marked = source[start : start + self.width]
             lines.append(f"{gutter} | {pad}{'^' * max(1, sum(map(_cells, marked)))}")
         for label, text in (("rule", self.rule), ("legal", self.legal), ("hint", self.hint)):
             if text:
@@ -140,12 +143,13 @@ class SpecError(VlmgenError):
         self.problems: list[Problem] = sorted(
             found, key=lambda p: (files.index(p.file), p.line, p.column, p.message)
         )
-        super().__init__("\n\n".join(problem.render() for problem in self.problems))
+        super().__init__("\n\n".join(p.render() for p in self.problems[:SHOWN_PROBLEMS]))
 
     def render(self) -> str:
         count = len(self.problems)
         noun = "problem" if count == 1 else "problems"
-        return f"{self.message}\n\n{count} {noun} in the spec"
+        rest = f"; the first {SHOWN_PROBLEMS} are shown" if count > SHOWN_PROBLEMS else ""
+        return f"{self.message}\n\n{count} {noun} in the spec{rest}"
 
 
 class CheckpointError(VlmgenError):
@@ -167,6 +171,16 @@ class ValidationFailed(VlmgenError):
 
     code = "VG907"
     exit_code = EXIT_VALIDATION_FAILED
+
+
+def _window(line: str, place: int) -> tuple[str, int]:
+    """What is shown of a line, and where in it the place is."""
+    if len(line) <= LONGEST_LINE:
+        return line, place
+    first = max(0, min(place - LONGEST_LINE // 4, len(line) - LONGEST_LINE))
+    before, after = "... " if first else "", " ..." if first + LONGEST_LINE < len(line) else ""
+    shown = f"{before}{line[first : first + LONGEST_LINE]}{after}"
+    return shown, place - first + len(before)
 
 
 def _cells(character: str) -> int:

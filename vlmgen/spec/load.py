@@ -5,7 +5,9 @@ from __future__ import annotations
 import difflib
 import re
 import types
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,7 +18,7 @@ from vlmgen.spec.axes import AXES, LATER_KEYS, Axis, show
 from vlmgen.spec.extends import resolve_extends
 from vlmgen.spec.model import Spec
 from vlmgen.spec.rules import Violation, check_rules
-from vlmgen.spec.source import Document, Key, dotted, parse_document, read_document
+from vlmgen.spec.source import Document, Key, dotted, parse_document, read_document, short
 from vlmgen.spec.types import PATTERN_RULES, SpecModel
 from vlmgen.spec.versions import KEY, MISSING_HINT, refuse_other_versions
 
@@ -34,6 +36,7 @@ _BOUNDS = {
     "less_than_equal": ("le", "at most"),
     "less_than": ("lt", "less than"),
 }
+ALIKE = 20
 _YAML12_NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+")
 _QUOTED_NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]+)?")
 
@@ -108,7 +111,7 @@ def _to_spec(document: Document) -> Spec:
 def _schema_problems(document: Document, error: ValidationError) -> tuple[list[Problem], set[Key]]:
     details = error.errors(include_url=False)
     missing = {tuple(d["loc"]) for d in details if d["type"] == "missing"}
-    problems: list[Problem] = []
+    details, problems = _without_repetition(document, details)
     bad: set[Key] = set()
     explained: set[Key] = set()
     for detail in details:
@@ -130,6 +133,33 @@ def _schema_problems(document: Document, error: ValidationError) -> tuple[list[P
             problems.append(_wrong_value(document, path, detail))
     problems += [_missing_keys(document, parent, paths) for parent, paths in absent.items()]
     return problems, bad
+
+
+def _without_repetition(document: Document, details: list[Any]) -> tuple[list[Any], list[Problem]]:
+    """The first faults of every kind in every mapping, and a problem for those left out."""
+    kept, left_out = [], {}
+    seen: Counter[tuple[str, Key]] = Counter()
+    for detail in details:
+        group = (detail["type"], tuple(detail["loc"])[:-1])
+        seen[group] += 1
+        if seen[group] <= ALIKE:
+            kept.append(detail)
+        else:
+            left_out.setdefault(group, detail)
+    problems = []
+    for group, detail in left_out.items():
+        path = tuple(detail["loc"])
+        where = f" in {dotted(path[:-1])}" if path[:-1] else ""
+        problems.append(
+            document.problem(
+                document.key_span(path),
+                f"{seen[group] - ALIKE} more like the ones before{where}",
+                rule=f"of faults alike, {ALIKE} are shown",
+                path=dotted(path),
+                code="VG511" if detail["type"] == "extra_forbidden" else "VG514",
+            )
+        )
+    return kept, problems
 
 
 def _unknown_key(document: Document, path: Key, missing: set[Key]) -> tuple[Problem, str | None]:
@@ -154,7 +184,7 @@ def _unknown_key(document: Document, path: Key, missing: set[Key]) -> tuple[Prob
         key, fields, 1, 0.6
     )
     elsewhere = "" if close else _elsewhere(key)
-    message = f"unknown key {key!r}{where}"
+    message = f"unknown key {short(key)!r}{where}"
     if close:
         message += f"; did you mean {close[0]!r}?"
     problem = document.problem(
@@ -304,9 +334,9 @@ def _hint(document: Document, path: Key, value: Any, expected: str) -> str:
     if isinstance(value, bool) and raw and raw.lower() in ("yes", "no", "on", "off"):
         return f'YAML 1.1 reads {raw} as a boolean; write "{raw}" with quotes if text is meant'
     if isinstance(value, str) and expected in ("an integer", "a number"):
-        if raw and _YAML12_NUMBER.fullmatch(raw):
+        if raw and len(raw) <= 40 and _YAML12_NUMBER.fullmatch(raw):
             number = float(raw)
-            plain = f"{number:.0f}" if number == int(number) and abs(number) < 1e15 else ""
+            plain = f"{number:.0f}" if abs(number) < 1e15 and number == int(number) else ""
             other = f" or {plain}" if plain else ""
             return (
                 f"YAML 1.1 reads {raw} as text, a number with an exponent needs a dot and a sign; "
@@ -329,7 +359,7 @@ def _with_dot(raw: str) -> str:
 
 def _shown(document: Document, path: Key, value: Any) -> str:
     if isinstance(value, str):
-        return repr(value if len(value) <= 60 else value[:57] + "...")
+        return repr(short(value))
     if isinstance(value, bool) or value is None:
         return document.raw.get(path) or show(value)
     if isinstance(value, (int, float)):
@@ -399,6 +429,7 @@ def _elsewhere(key: str) -> str:
     return ".".join(found[0][:-1]) if len(found) == 1 and len(found[0]) > 1 else ""
 
 
+@cache
 def _all_paths(model: type[SpecModel], prefix: tuple[str, ...]) -> list[tuple[str, ...]]:
     paths: list[tuple[str, ...]] = []
     for name, info in model.model_fields.items():

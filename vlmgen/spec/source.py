@@ -21,6 +21,8 @@ Key = tuple[str | int, ...]
 
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 32
+# The largest spec of this repository has some 600; reading this many takes half a second.
+MAX_VALUES = 10_000
 _LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
 _INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]{0,17})")
 _FLOAT = re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+][0-9]+)?")
@@ -119,11 +121,12 @@ class _Refused(Exception):
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that refuses anchors, aliases, tags and deep nesting before it builds nodes."""
+    """SafeLoader that refuses anchors, aliases, tags and bulk before it builds nodes."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
         self.depth = 0
+        self.values = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         event = self.peek_event()
@@ -131,19 +134,19 @@ class _Loader(yaml.SafeLoader):
             raise _Refused(
                 event.start_mark,
                 _width(event.start_mark, event.end_mark),
-                f"alias *{event.anchor}",
+                f"alias *{short(event.anchor)}",
                 "a spec has no anchors and no aliases; write the value out",
             )
         if event.anchor is not None:
             raise _Refused(
                 event.start_mark,
                 len(event.anchor) + 1,
-                f"anchor &{event.anchor}",
+                f"anchor &{short(event.anchor)}",
                 "a spec has no anchors and no aliases; write the value out",
             )
         if event.tag is not None:
             raise _Refused(
-                event.start_mark, 1, f"tag {event.tag}", "a spec has no tags; write a plain value"
+                event.start_mark, 1, f"tag {short(event.tag)}", "a spec has no tags; write a plain value"
             )
         if self.depth >= MAX_DEPTH:
             raise _Refused(
@@ -151,6 +154,14 @@ class _Loader(yaml.SafeLoader):
                 1,
                 f"more than {MAX_DEPTH} levels of nesting",
                 f"a spec is at most {MAX_DEPTH} levels deep",
+            )
+        self.values += 1
+        if self.values > MAX_VALUES:
+            raise _Refused(
+                event.start_mark,
+                1,
+                f"more than {MAX_VALUES} keys and values",
+                f"a spec has at most {MAX_VALUES} keys and values",
             )
         self.depth += 1
         try:
@@ -336,7 +347,7 @@ def _mapping(document: Document, node: yaml.Node, path: Key) -> dict[str, Any]:
         if not isinstance(key_node, yaml.ScalarNode) or not _is_text(key_node):
             kind = key_node.tag.removeprefix(_TAG)
             is_scalar = isinstance(key_node, yaml.ScalarNode)
-            shown = f"{key_node.value} is read as {kind}, not" if is_scalar else f"is a {kind}, not"
+            shown = f"{short(key_node.value)} is read as {kind}, not" if is_scalar else f"is a {kind}, not"
             document.problems.append(
                 document.problem(
                     span,
@@ -358,7 +369,7 @@ def _mapping(document: Document, node: yaml.Node, path: Key) -> dict[str, Any]:
             document.problems.append(
                 document.problem(
                     span,
-                    f"key {key!r} is given twice",
+                    f"key {short(key)!r} is given twice",
                     rule="every key of a mapping stands once",
                     hint=f"it is first given in line {first}",
                     code="VG506",
@@ -398,11 +409,10 @@ def _scalar(document: Document, node: yaml.ScalarNode, path: Key) -> Any:
 
 
 def _refuse_number(document: Document, path: Key, text: str) -> str:
-    shown = text if len(text) <= 40 else text[:37] + "..."
     document.problems.append(
         document.problem(
             document.values[path],
-            f"number {shown} is not written plainly",
+            f"number {short(text)} is not written plainly",
             rule="numbers are finite decimals of at most 18 digits, without leading zeros, "
             "underscores, colons or prefixes, which YAML versions read differently",
             legal="such as 5000000, 0.5 or 1.0e-6",
@@ -421,5 +431,10 @@ def dotted(path: Key) -> str:
         if isinstance(part, int):
             parts.append(f"[{part}]")
         else:
-            parts.append(f".{part}" if parts else part)
+            parts.append(f".{short(part)}" if parts else short(part))
     return "".join(parts)
+
+
+def short(text: str) -> str:
+    """The beginning of a text, for a message."""
+    return text if len(text) <= 60 else text[:57] + "..."
