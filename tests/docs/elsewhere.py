@@ -31,7 +31,16 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "proves the weights, up to a minute", "tests/check/test_run.py"
     ),
     r"vlmgen check .* --plugin installed": DEVICE,
-    r"vlmgen check path/to/package": ("a path of the reader's", "tests/check/test_run.py"),
+    r"vlmgen check (path/to/package|generated/my_family)": (
+        "a package of the reader's", "tests/check/test_run.py"
+    ),
+    r"vlmgen import path/to/checkpoint .*": (
+        "a checkpoint of the reader's", "tests/importer/test_command.py"
+    ),
+    r"vlmgen new specs/my_family\.yaml": (
+        "a spec of the reader's", "tests/render/test_generate.py"
+    ),
+    r"python tests/faults/seed\.py .*": ("minutes", "tests/faults/test_seeded_faults.py"),
     r"vlmgen validate .*": ("minutes", "tests/validate/test_run.py"),
     r"vlmgen watch .*": ("runs until it is stopped", "tests/test_watch.py"),
     r"vlmgen --(install|show)-completion": (

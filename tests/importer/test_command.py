@@ -106,6 +106,7 @@ def test_contradiction_exits_7_with_both_facts(tiny, folder):
     result = run(folder)
     assert result.exit_code == 7
     assert "text_config.attention_bias is true" in result.stderr
+    assert "more: vlmgen explain VG909" in result.stderr
     assert "q_proj.weight and no bias" in result.stderr
     (conflict,) = json.loads(run(folder, "--json").stdout)["contradictions"]
     assert conflict["path"] == "text.attention.qkv_bias"

@@ -21,6 +21,7 @@ class ContradictionError(VlmgenError):
         conflicts: The pairs.
     """
 
+    code = "VG909"
     exit_code = EXIT_CONTRADICTION
 
     def __init__(self, message: str, conflicts: list[Conflict], *, hint: str = "") -> None:
