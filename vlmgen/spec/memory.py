@@ -142,8 +142,8 @@ def _merger(vision: VisionSpec, tp: int) -> int:
     merger, out, inner = vision.merger, vision.out_hidden_size, vision.merger_width // tp
     if merger.op == "window":
         return _window_merger(vision, merger, vision.merger_width, tp)
-    # The convolution, its bias and the linear layer after it are whole on every rank.
-    total = vision.merged_width * out + out + out * out + _norm(merger.norm, out) + 3 * out * inner
+    own = out // tp  # the convolution is cut by its output, the layer after it by its input
+    total = vision.merged_width * own + own + own * out + _norm(merger.norm, out) + 3 * out * inner
     return total + (2 * out + 2 * inner if merger.bias else 0)
 
 
