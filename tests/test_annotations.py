@@ -38,7 +38,7 @@ def test_an_annotation() -> None:
     assert annotation("a/b.py", 7, 3, "VG103", "one\ntwo: 50 %") == (
         "::error file=a/b.py,line=7,col=3,title=VG103::one%0Atwo: 50 %25"
     )
-    assert annotation("a,b.py", 0, 0, "VG005", "x") == "::error file=a%2Cb.py,title=VG005::x"
+    assert annotation("a,b.py", 0, 0, "VG007", "x") == "::error file=a%2Cb.py,title=VG007::x"
 
 
 def test_files_below_the_working_directory_are_relative_to_it(tmp_path, monkeypatch) -> None:
@@ -110,7 +110,7 @@ def test_drift_of_check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     result = runner.invoke(app, ["check", "--all", "--format", "github"])
     assert result.exit_code == 4
     properties, said = read(result.stdout.rstrip("\n"))
-    assert properties == {"file": "generated/q/x.py", "title": "VG005"}
+    assert properties == {"file": "generated/q/x.py", "title": "VG007"}
     assert said == "generated/q/x.py: differs"
 
 

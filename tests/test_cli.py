@@ -449,7 +449,7 @@ def test_check_all_shows_drift_and_exits_4(module, monkeypatch, tmp_path):
     arguments = ["check", "--all", "--generated", str(tmp_path)]
     result = runner.invoke(cli.app, arguments)
     assert result.exit_code == 4
-    assert result.stdout == "drift: VG005 q/x.py: differs\n-old\n+new\n"
+    assert result.stdout == "drift: VG007 q/x.py: differs\n-old\n+new\n"
     assert seen == [[package]]
     data = json.loads(runner.invoke(cli.app, [*arguments, "--json"]).stdout)
     assert data["drift"][0]["kind"] == "changed"

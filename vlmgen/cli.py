@@ -263,13 +263,13 @@ def check(
 
         for difference in differences:
             place = (generated / difference.path).as_posix()
-            print(annotation(place, 0, 0, "VG005", difference.message))
+            print(annotation(place, 0, 0, "VG007", difference.message))
         for finding in findings:
             said = f"{finding.message} ({finding.rule}) -> {finding.fix}"
             print(annotation(finding.path, finding.line, 0, finding.code, said))
     else:
         for difference in differences:
-            print(f"drift: VG005 {difference.message}")
+            print(f"drift: VG007 {difference.message}")
             if difference.diff:
                 print(difference.diff, end="")
         for finding in findings:
