@@ -114,6 +114,35 @@ def test_drift_of_check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     assert said == "generated/q/x.py: differs"
 
 
+def test_diff(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vlmgen.render.difference import Cause, FileChange, PackageDifference
+
+    text = "--- a/x.py\n+++ b/x.py\n@@ -12,3 +12,3 @@\n-a\n+b\n"
+    template = (Cause("template", "package/x.py.j2"),)
+    found = [
+        PackageDifference(Path("generated/same"), Path("specs/same.yaml"), "same"),
+        PackageDifference(Path("generated/gone"), Path("specs/gone.yaml"), "no package"),
+        PackageDifference(
+            Path("generated/q"),
+            Path("specs/q.yaml"),
+            "changed",
+            template,
+            (
+                FileChange("x.py", "changed", template, 1, 1, text),
+                FileChange("y.py", "new", (), 3, 0, "--- /dev/null\n@@ -0,0 +1,3 @@\n"),
+            ),
+        ),
+    ]
+    monkeypatch.setattr("vlmgen.render.difference.differences", lambda *a: found)
+    result = runner.invoke(app, ["diff", "--check", "--format", "github"])
+    assert result.exit_code == 4
+    gone, changed, new = map(read, result.stdout.splitlines())
+    assert gone == ({"file": "generated/gone", "title": "VG007"}, "no package")
+    assert changed[0] == {"file": "generated/q/x.py", "line": "12", "title": "VG007"}
+    assert changed[1].endswith("(+1 -1): a template package/x.py.j2 (changed)")
+    assert "line" not in new[0]
+
+
 def test_without_faults_it_is_like_text() -> None:
     spec = str(ROOT / "specs" / "qwen3_vl.yaml")
     result = runner.invoke(app, ["check", spec, "--format", "github"])

@@ -6,9 +6,18 @@ file=..,line=..,col=..,title=..::message`, with %, line ends and, in properties,
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vlmgen.errors import Problem
+
+if TYPE_CHECKING:
+    from vlmgen.render.difference import PackageDifference
+
+# Where the first hunk of a unified diff begins in the file that is there.
+_HUNK = re.compile(r"^@@ -(\d+)", re.MULTILINE)
 
 
 def annotation(file: str, line: int, column: int, title: str, message: str) -> str:
@@ -37,6 +46,21 @@ def problem_annotation(problem: Problem) -> str:
     lines = [problem.message, *(f"{label}: {text}" for label, text in notes if text)]
     title = problem.code or "spec"
     return annotation(problem.file, problem.line, problem.column, title, "\n".join(lines))
+
+
+def difference_annotations(difference: PackageDifference) -> Iterator[str]:
+    """One annotation per file of a package that a regeneration would change."""
+    if difference.state == "same":
+        return
+    if difference.state != "changed":
+        yield annotation(str(difference.package), 0, 0, "VG007", difference.state)
+    for file in difference.files:
+        hunk = _HUNK.search(file.diff) if file.status == "changed" else None
+        causes = ", ".join(cause.text() for cause in file.causes)
+        message = f"a regeneration would change this file (+{file.added} -{file.removed})"
+        message += f": {causes}" if causes else ""
+        place = (difference.package / file.path).as_posix()
+        yield annotation(place, int(hunk[1]) if hunk else 0, 0, "VG007", message)
 
 
 def _relative(file: str) -> str:

@@ -175,6 +175,7 @@ def diff(
     stat: Annotated[bool, typer.Option("--stat", help="Counts of lines, no diff.")] = False,
     specs: Annotated[Path, typer.Option(help="Directory of the specs.")] = Path("specs"),
     generated: Annotated[Path, typer.Option(help="Directory of the packages.")] = Path("generated"),
+    output_format: FormatOption = Format.TEXT,
     as_json: JsonFlag = False,
 ) -> None:
     """Show what a regeneration would change in packages, and which input is the cause."""
@@ -187,6 +188,12 @@ def diff(
         found = differences(specs, generated, packages or ())
     if as_json:
         _print_json([difference.to_dict() for difference in found])
+    elif output_format == Format.GITHUB:
+        from vlmgen.annotations import difference_annotations
+
+        for difference in found:
+            for line in difference_annotations(difference):
+                print(line)
     else:
         for difference in found:
             _print_difference(difference, stat)
