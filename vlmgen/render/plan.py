@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from vlmgen.spec import Spec
 
 Layout = Literal["out-of-tree", "in-tree"]
+# For editors; the path is right for packages in generated/ of this repository.
+SCHEMA_COMMENT = "# yaml-language-server: $schema=../../vlmgen/spec/schema.json\n"
 LAYOUTS: tuple[Layout, ...] = ("out-of-tree", "in-tree")
 SUFFIX = ".j2"
 
@@ -205,7 +207,7 @@ def spec_text(spec: Spec) -> str:
     from vlmgen.render.escaping import to_yaml
 
     body = to_yaml(spec.model_dump(mode="json", exclude_none=True))
-    return f"# The resolved spec this package was generated from.\n{body}"
+    return f"{SCHEMA_COMMENT}# The resolved spec this package was generated from.\n{body}"
 
 
 def template_context(
