@@ -51,7 +51,9 @@ TEXT = st.text(st.characters(codec="utf-8"), max_size=40)
 
 
 @given(TEXT, TEXT, TEXT, TEXT)
-def test_any_text_is_one_line_and_reads_back(message: str, rule: str, legal: str, hint: str) -> None:
+def test_any_text_is_one_line_and_reads_back(
+    message: str, rule: str, legal: str, hint: str
+) -> None:
     problem = Problem("x.yaml", 4, 2, message, rule=rule, legal=legal, hint=hint, code="VG514")
     properties, said = read(problem_annotation(problem))
     assert properties == {"file": "x.yaml", "line": "4", "col": "2", "title": "VG514"}

@@ -62,7 +62,10 @@ def test_bash_completes_with_the_script(tmp_path: Path) -> None:
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m vlmgen "$@"\n')
     program.chmod(0o755)
     script = vlmgen(_VLMGEN_COMPLETE="source_bash")
-    line = 'COMP_WORDS=(vlmgen com); COMP_CWORD=1; _vlmgen_completion vlmgen; echo "${COMPREPLY[@]}"'
+    line = (
+        "COMP_WORDS=(vlmgen com); COMP_CWORD=1; _vlmgen_completion vlmgen; "
+        'echo "${COMPREPLY[@]}"'
+    )
     result = subprocess.run(
         [bash, "-c", f"{script}\n{line}"],
         capture_output=True,

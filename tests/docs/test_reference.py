@@ -27,7 +27,8 @@ def test_the_reference_lists_every_command_and_option() -> None:
     text = reference_pages()["reference/cli.md"]
     for name in commands(cli.app):
         assert f"## vlmgen {name}\n" in text
-    for option in ("--format text\\|github", "--world-size N", "`--out PATH`, `-o PATH`", "required"):
+    shown = ("--format text\\|github", "--world-size N", "`--out PATH`, `-o PATH`", "required")
+    for option in shown:
         assert option in text
 
 

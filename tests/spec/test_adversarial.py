@@ -39,14 +39,15 @@ HARMFUL = [
     "{{ 7 * 7 }}", "{% include '/etc/passwd' %}", "{# #}", "${HOME}", "$(touch x)", "%s%n", "a\tb",
     "../../../tmp/x", "/etc/passwd", "C:\\x", "con", "~", "-rf", "--help", "",
     "__import__('os').system('touch x')", "os", "class", "None", "x" * 100_000, "9" * 100_000,
-    "# comment", "]]]", "- - - -", "=1+1", "<script>alert(1)</script>", "a: b", "*", "&x", "!!python",
+    "# comment", "]]]", "- - - -", "=1+1", "<script>alert(1)</script>", "a: b", "*", "&x",
+    "!!python",
 ]  # fmt: skip
 
 DOCUMENTS = {
     "tag that calls": "title: !!python/object/apply:os.system ['touch x']\n",
     "tag of a class": "title: !!python/name:os.system\n",
     "laughs": "a: &a [x, x]\n"
-    + "".join(f"{c}: &{c} [{','.join(['*' + p] * 9)}]\n" for p, c in zip("abcdefgh", "bcdefghi"))
+    + "".join(f"{c}: &{c} [{','.join(['*' + p] * 9)}]\n" for p, c in zip("abcdefgh", "bcdefghi", strict=True))
     + "title: *i\n",
     "anchor to itself": "a: &a {b: *a}\n",
     "deep lists": "title: " + "[" * 5_000 + "]" * 5_000 + "\n",
@@ -181,7 +182,8 @@ def test_harmful_texts_are_migrated_or_refused(first: str, second: str) -> None:
 @pytest.mark.parametrize(
     "name",
     ["../../../../etc/passwd", "/etc/passwd", "/dev/zero", "/dev/stdin", "~/x.yaml", "x.yaml/..",
-     ".", "..", "http://example.org/x.yaml", "a\nb.yaml", "{{ x }}.yaml", "$(id).yaml", "a" * 9_999],
+     ".", "..", "http://example.org/x.yaml", "a\nb.yaml", "{{ x }}.yaml", "$(id).yaml",
+     "a" * 9_999],
 )  # fmt: skip
 def test_paths_in_extends(name: str, tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"

@@ -75,7 +75,8 @@ def test_migrating_again_changes_nothing() -> None:
     ("text", "wanted"),
     [
         # A last line without an end, line ends of another system, a byte order mark.
-        (f"reference:\n  module: {MODULE}", f"vlmgen: 1\nreference:\n  module: {MODULE}\n  {ADDED}"),
+        (f"reference:\n  module: {MODULE}",
+         f"vlmgen: 1\nreference:\n  module: {MODULE}\n  {ADDED}"),
         (
             f"a: 1\r\nreference:\r\n  module: {MODULE}\r\n",
             f"vlmgen: 1\r\na: 1\r\nreference:\r\n  module: {MODULE}\r\n  {ADDED}\r\n",
@@ -87,7 +88,8 @@ def test_migrating_again_changes_nothing() -> None:
          f"---\n{{vlmgen: 1, reference: {{module: {MODULE}, {ADDED}}}}}\n"),
         # A deeper indentation, a comment behind the value.
         (f"# mine\nreference:\n      module: {MODULE} # here\n      a: 1\n",
-         f"# mine\nvlmgen: 1\nreference:\n      module: {MODULE} # here\n      {ADDED}\n      a: 1\n"),
+         f"# mine\nvlmgen: 1\nreference:\n      module: {MODULE} # here\n"
+         f"      {ADDED}\n      a: 1\n"),
         # Nothing that the step is about.
         ("title: x\n", "vlmgen: 1\ntitle: x\n"),
         ("reference: {vllm_module: y}\n", "vlmgen: 1\nreference: {vllm_module: y}\n"),

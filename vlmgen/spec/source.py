@@ -146,7 +146,10 @@ class _Loader(yaml.SafeLoader):
             )
         if event.tag is not None:
             raise _Refused(
-                event.start_mark, 1, f"tag {short(event.tag)}", "a spec has no tags; write a plain value"
+                event.start_mark,
+                1,
+                f"tag {short(event.tag)}",
+                "a spec has no tags; write a plain value",
             )
         if self.depth >= MAX_DEPTH:
             raise _Refused(
@@ -347,7 +350,11 @@ def _mapping(document: Document, node: yaml.Node, path: Key) -> dict[str, Any]:
         if not isinstance(key_node, yaml.ScalarNode) or not _is_text(key_node):
             kind = key_node.tag.removeprefix(_TAG)
             is_scalar = isinstance(key_node, yaml.ScalarNode)
-            shown = f"{short(key_node.value)} is read as {kind}, not" if is_scalar else f"is a {kind}, not"
+            shown = (
+                f"{short(key_node.value)} is read as {kind}, not"
+                if is_scalar
+                else f"is a {kind}, not"
+            )
             document.problems.append(
                 document.problem(
                     span,
