@@ -43,12 +43,16 @@ HARMFUL = [
     "!!python",
 ]  # fmt: skip
 
+
+def laugh(name: str) -> str:
+    """A list of nine times the list before it."""
+    return f"{name}: &{name} [{', '.join(['*' + chr(ord(name) - 1)] * 9)}]\n"
+
+
 DOCUMENTS = {
     "tag that calls": "title: !!python/object/apply:os.system ['touch x']\n",
     "tag of a class": "title: !!python/name:os.system\n",
-    "laughs": "a: &a [x, x]\n"
-    + "".join(f"{c}: &{c} [{','.join(['*' + p] * 9)}]\n" for p, c in zip("abcdefgh", "bcdefghi", strict=True))
-    + "title: *i\n",
+    "laughs": "a: &a [x, x]\n" + "".join(map(laugh, "bcdefghi")) + "title: *i\n",
     "anchor to itself": "a: &a {b: *a}\n",
     "deep lists": "title: " + "[" * 5_000 + "]" * 5_000 + "\n",
     "deep mappings": "title: " + "{a: " * 5_000 + "}" * 5_000 + "\n",
