@@ -53,7 +53,7 @@ app = typer.Typer(
     name="vlmgen",
     help="Vision-language model packages for the vLLM Neuron plugin, generated from one YAML spec.",
     epilog="Exit codes: 0 fine, 2 usage, 3 bad spec, 4 check failed, 5 validation failed, "
-    "6 server, 7 contradictory checkpoint.",
+    "6 conflict or server, 7 contradictory checkpoint.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -74,6 +74,19 @@ class Plugin(StrEnum):
     INSTALLED = "installed"
 
 
+class OnConflict(StrEnum):
+    """What an update does where a hand edit and the new version meet."""
+
+    MARKERS = "markers"
+    OURS = "ours"
+    THEIRS = "theirs"
+    FAIL = "fail"
+
+
+TemplatesOption = Annotated[
+    Path | None,
+    typer.Option("--templates", metavar="DIR", help="Folder of template overrides."),
+]
 SpecArgument = Annotated[Path, typer.Argument(metavar="SPEC", help="A spec, specs/NAME.yaml.")]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -134,12 +147,21 @@ def new(
     ] = False,
     diff: Annotated[bool, typer.Option("--diff", help="Only show the changes as a diff.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite edited files.")] = False,
+    templates: TemplatesOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Generate the package of a spec."""
     from vlmgen.render.generate import generate
 
-    result = generate(spec, out=out, layout=layout.value, dry_run=dry_run, diff=diff, force=force)
+    result = generate(
+        spec,
+        out=out,
+        layout=layout.value,
+        dry_run=dry_run,
+        diff=diff,
+        force=force,
+        templates=templates,
+    )
     if as_json:
         files = [{"path": str(path), "status": status} for path, status in result.files]
         data = {"target": str(result.target), "files": files, "written": result.written}
@@ -190,6 +212,167 @@ def diff(
         raise CheckFailed(f"{len(changed)} of {len(found)} packages would change: {names}")
 
 
+@app.command(epilog="Example: vlmgen update generated/qwen3_vl, or vlmgen update --all")
+@user_errors
+def update(
+    package: Annotated[
+        Path | None,
+        typer.Argument(metavar="[PKG]", help="A package [default: the working directory]."),
+    ] = None,
+    update_all: Annotated[
+        bool, typer.Option("--all", help="The package of every spec in --specs.")
+    ] = False,
+    spec: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Its spec [default: where it came from]."),
+    ] = None,
+    on_conflict: Annotated[
+        OnConflict,
+        typer.Option(
+            help="Where an edit and the new version meet: write conflict markers, keep the edit "
+            "(ours), take the new text (theirs), or change nothing (fail)."
+        ),
+    ] = OnConflict.MARKERS,
+    restore: Annotated[
+        bool, typer.Option("--restore", help="Bring back generated files that were deleted.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only list what would change.")
+    ] = False,
+    templates: TemplatesOption = None,
+    no_templates: Annotated[
+        bool, typer.Option("--no-templates", help="Forget the folder of an earlier --templates.")
+    ] = False,
+    specs: Annotated[Path, typer.Option(help="Directory of the specs, for --all.")] = Path("specs"),
+    generated: Annotated[Path, typer.Option(help="Directory of the packages, for --all.")] = Path(
+        "generated"
+    ),
+    as_json: JsonFlag = False,
+) -> None:
+    """Regenerate packages and carry hand edits over."""
+    from vlmgen.errors import UsageError
+    from vlmgen.render import update as updating
+
+    if update_all and (package or spec):
+        raise UsageError("name a package, or give --all (and not both)")
+    keywords: dict[str, Any] = {
+        "on_conflict": on_conflict.value,
+        "templates": templates,
+        "no_templates": no_templates,
+        "restore": restore,
+        "dry_run": dry_run,
+    }
+    absent: list[Path] = []
+    with progress("updating"):
+        if update_all:
+            packages, absent = updating.update_all(specs, generated, **keywords)
+        else:
+            packages = [updating.update(package or Path("."), spec, **keywords)]
+    if as_json:
+        _print_json({"packages": [p.to_dict() for p in packages], "absent": list(map(str, absent))})
+    else:
+        for line in updating.report(packages, absent, dry_run):
+            print(line)
+    if any(p.conflicts for p in packages):
+        raise updating.conflict_error(packages, on_conflict.value)
+
+
+@app.command(epilog="Example: vlmgen adopt vllm_neuron_mine --spec specs/mine.yaml --dry-run")
+@user_errors
+def adopt(
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder of a package that vlmgen did not write.")
+    ],
+    spec: Annotated[Path, typer.Option(metavar="FILE", help="The spec that describes it.")],
+    layout: Annotated[
+        Layout, typer.Option(help="A package of its own, or modules for the plugin's tree.")
+    ] = Layout.OUT_OF_TREE,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only report the differences.")
+    ] = False,
+    diff: Annotated[
+        bool, typer.Option("--diff", help="Show the differences line by line.")
+    ] = False,
+    templates: TemplatesOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Take an existing package over: its differences become hand edits that updates carry."""
+    from vlmgen.render.adopt import adopt as take_over
+
+    result = take_over(directory, spec, layout.value, templates=templates, dry_run=dry_run)
+    if as_json:
+        data = result.to_dict()
+        _print_json({**data, "diff": result.diff} if diff else data)
+        return
+    if diff:
+        print(result.diff, end="")
+    for line in result.lines():
+        print(line)
+
+
+templates_app = typer.Typer(
+    help="List, show and copy the templates, to override some of them.", no_args_is_help=True
+)
+app.add_typer(templates_app, name="templates", epilog="Example: vlmgen templates list")
+
+
+@templates_app.command("list", epilog="Example: vlmgen templates list --templates my_templates")
+@user_errors
+def templates_list(templates: TemplatesOption = None, as_json: JsonFlag = False) -> None:
+    """List every template, and what a folder of overrides does to it."""
+    from vlmgen.render.overrides import every_template
+
+    found = every_template(templates)
+    if as_json:
+        _print_json([vars(template) for template in found])
+        return
+    for template in found:
+        print(f"{template.state:10} {template.name}")
+
+
+@templates_app.command("show", epilog="Example: vlmgen templates show blocks/text/norm_rms.py.j2")
+@user_errors
+def templates_show(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="As `list` names it.")],
+    templates: TemplatesOption = None,
+) -> None:
+    """Print a template, the override of it where there is one."""
+    from vlmgen.render.overrides import show as show_template
+
+    print(show_template(name, templates), end="")
+
+
+@templates_app.command(
+    "copy",
+    epilog="Example: vlmgen templates copy blocks/text/norm_rms.py.j2 --to my_templates",
+)
+@user_errors
+def templates_copy(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="As `list` names it.")],
+    to: Annotated[Path, typer.Option(metavar="DIR", help="Folder of template overrides.")],
+    as_json: JsonFlag = False,
+) -> None:
+    """Copy a template for editing; into an existing copy, merge what changed since."""
+    from vlmgen.render.overrides import copy
+
+    copied = copy(name, to)
+    if as_json:
+        _print_json({"path": str(copied.path), "status": copied.status,
+                     "conflicts": list(copied.conflicts)})  # fmt: skip
+    else:
+        print(f"{copied.status:9} {copied.path}")
+        for lines in copied.conflicts:
+            print(f"conflict  {copied.path}:{lines}")
+    if copied.conflicts:
+        from vlmgen.errors import ConflictError
+
+        raise ConflictError(
+            f"{copied.path}: {len(copied.conflicts)} conflict"
+            + ("s" if len(copied.conflicts) > 1 else ""),
+            hint="edit the file until no marker is left",
+        )
+
+
 @app.command(epilog="Example: vlmgen check generated/NAME, or vlmgen check --all")
 @user_errors
 def check(
@@ -210,6 +393,7 @@ def check(
     record: Annotated[
         bool, typer.Option("--record", help="Store the results for `vlmgen families`.")
     ] = False,
+    templates: TemplatesOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Prove packages without weights: plugin contract, device rules, weights, parallelism."""
@@ -223,17 +407,19 @@ def check(
     if check_all:
         from vlmgen.render.drift import drift
 
-        differences = drift(specs, generated)
+        differences = drift(specs, generated, templates=templates)
         packages = sorted(p for p in generated.glob("*") if (p / "pyproject.toml").is_file())
     with needs_extra("cpu"), progress("checking") as report:
         from vlmgen.check.run import run_checks
 
-        options = {"record": True} if record else {}
+        options: dict[str, Any] = {"record": True} if record else {}
+        if templates:
+            options["templates"] = templates
         findings = run_checks(
             list(packages or ()), plugin=plugin.value, progress=report, **options
         )
     if as_json:
-        keys = ("code", "path", "line", "rule", "message", "fix")
+        keys = ("code", "path", "line", "rule", "message", "fix", "detail")
         rows = [{k: _plain(getattr(f, k)) for k in keys} for f in findings]
         drifted = [{k: getattr(d, k) for k in ("path", "kind", "message", "diff")}
                    for d in differences]  # fmt: skip
@@ -245,6 +431,8 @@ def check(
                 print(difference.diff, end="")
         for finding in findings:
             print(finding)
+            if finding.detail:
+                print(finding.detail, end="")
     count = len(findings) + len(differences)
     if count:
         raise CheckFailed(f"{count} finding{'s' if count > 1 else ''}")

@@ -14,6 +14,7 @@ EXIT_USAGE = 2
 EXIT_BAD_SPEC = 3
 EXIT_CHECK_FAILED = 4
 EXIT_VALIDATION_FAILED = 5
+EXIT_CONFLICT = 6
 
 
 class VlmgenError(Exception):
@@ -152,6 +153,12 @@ class ValidationFailed(VlmgenError):
     """`vlmgen validate` measured a difference from Hugging Face beyond its limit."""
 
     exit_code = EXIT_VALIDATION_FAILED
+
+
+class ConflictError(VlmgenError):
+    """Hand edits and a new version want different things, or a foreign file is in the way."""
+
+    exit_code = EXIT_CONFLICT
 
 
 def _cells(character: str) -> int:

@@ -9,7 +9,9 @@ RULES: dict[str, str] = {
     "VG001": "a package has spec.yaml and one module directory with config, factory and model",
     "VG002": "every module parses",
     "VG003": "a package carries the manifest of its generation",
-    "VG004": "the files of a package are those that vlmgen wrote",
+    "VG004": "the files of a package are those that vlmgen wrote, or edits that it took over",
+    "VG005": "an overriding template starts from the packaged template of today",
+    "VG006": "a package holds no conflict markers",
     "VG101": "imports from the plugin and from vLLM name recorded modules",
     "VG102": "names taken from the plugin and from vLLM exist there",
     "VG103": "calls use keywords that the signature has",
@@ -67,6 +69,7 @@ class Finding:
         code: Stable code, a key of `RULES`.
         message: What is wrong, with the value.
         fix: What to do.
+        detail: More lines, such as a diff; empty for none.
     """
 
     path: str
@@ -74,6 +77,7 @@ class Finding:
     code: str
     message: str
     fix: str
+    detail: str = ""
 
     @property
     def rule(self) -> str:

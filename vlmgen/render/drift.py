@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from vlmgen.errors import OutputError
 from vlmgen.render import publish
+from vlmgen.render.edits import read_edits
 from vlmgen.render.generate import render_spec_file, unified_diff
-from vlmgen.render.manifest import MANIFEST_PATH
+from vlmgen.render.manifest import (
+    EDITS_PATH,
+    MANIFEST_PATH,
+    Manifest,
+    base_path,
+    is_own,
+    read_manifest,
+    sha256,
+)
+from vlmgen.render.origin import origin_of, templates_of
 
 
 @dataclass(frozen=True)
@@ -31,7 +41,10 @@ class Difference:
 
 
 def drift(
-    specs_dir: str | Path, generated_dir: str | Path, search: Sequence[Path] | None = None
+    specs_dir: str | Path,
+    generated_dir: str | Path,
+    search: Sequence[Path] | None = None,
+    templates: Path | None = None,
 ) -> list[Difference]:
     """Render every spec in memory and compare with the generated packages; writes nothing.
 
@@ -39,6 +52,8 @@ def drift(
         specs_dir: Directory of the specs (`*.yaml`).
         generated_dir: Directory of the packages, one per family.
         search: Template directories; by default those that ship with vlmgen.
+        templates: Folder of template overrides; by default the one that a spec names or that its
+            package was generated with.
 
     Returns:
         The differences, sorted by path; empty where all is as it should be.
@@ -65,7 +80,9 @@ def drift(
         families[family] = spec
         target = generated_dir / family
         if target.is_dir():
-            _, files = render_spec_file(spec, search=search)
+            manifest = read_manifest(target)
+            given = templates or (manifest and templates_of(manifest, target))
+            _, files = render_spec_file(spec, origin=origin_of(spec, target, given, search))
             found += _package_differences(target, family, files, spec)
         else:
             found.append(
@@ -88,23 +105,51 @@ def drift(
 def _package_differences(
     target: Path, family: str, files: dict[str, bytes], spec: Path
 ) -> list[Difference]:
-    mend = f"run `vlmgen new {spec}`"
+    mend = f"run `vlmgen update {target}`"
     # Without its manifest a package is compared all the same: then every file counts as foreign.
     before = publish.inspect(target)
     present = {**before.contents, **{p: (target / p).read_bytes() for p in before.foreign}}
+    present = _without_edits(present, files)
     found: list[Difference] = []
+    same_inputs = present.get(MANIFEST_PATH) == files[MANIFEST_PATH]
     for path in sorted({*present, *files}):
         if present.get(path) == files.get(path):
             continue
+        if is_own(path) and path != MANIFEST_PATH and not same_inputs:
+            continue  # follows from the manifest
         kind: Literal["missing", "extra", "changed"] = "changed"
         message = f"{target}/{path}: is not what {spec} gives; {mend}"
         if path not in present:
             kind, message = "missing", f"{target}/{path}: is missing; {mend}"
         elif path not in files:
             kind, message = "extra", f"{target}/{path}: {spec} does not give this file; remove it"
+        elif is_own(path) and path != MANIFEST_PATH:
+            message = f"{target}/{path}: is damaged; {mend}"
         elif path == MANIFEST_PATH:
             message = f"{target}/{path}: records other inputs than those of today; {mend}"
         old = {path: present[path]} if path in present else {}
         new = {path: files[path]} if path in files else {}
         found.append(Difference(f"{family}/{path}", kind, message, unified_diff(old, new)))
     return found
+
+
+def _without_edits(present: Mapping[str, bytes], files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """What is there, as if the hand edits that `update` or `adopt` took over were not.
+
+    Args:
+        present: Every file of the directory.
+        files: Every file of the package as the spec gives it.
+    """
+    record = read_edits(present.get(EDITS_PATH))
+    generated = {path: content for path, content in present.items() if path != EDITS_PATH}
+    manifest = present.get(MANIFEST_PATH)
+    recorded = Manifest.from_bytes(manifest, MANIFEST_PATH).files if manifest else {}
+    for path, digest in record.edits.items():
+        base = present.get(base_path(recorded.get(path, "")))
+        here = present.get(path)
+        if base is not None and digest == (None if here is None else sha256(here)):
+            generated[path] = base
+    for path in record.own:
+        if path not in files:
+            generated.pop(path, None)
+    return generated
