@@ -331,7 +331,9 @@ def test_directory_that_may_not_be_written_is_left_whole(target: Path, search: S
         kept.chmod(0o755)
 
 
-@pytest.mark.parametrize("where", ["", "vllm_neuron_qwen3_vl", CONFIG, ".vlmgen", "tests"])
+@pytest.mark.parametrize(
+    "where", ["", "vllm_neuron_qwen3_vl", CONFIG, ".vlmgen", ".vlmgen/base", "tests"]
+)
 def test_links_in_the_way_are_refused(
     target: Path, search: Search, tmp_path: Path, where: str
 ) -> None:

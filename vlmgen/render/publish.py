@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vlmgen.errors import OutputError
-from vlmgen.render.manifest import FOLDER, MANIFEST_PATH, is_own, read_manifest, sha256
+from vlmgen.render.manifest import FOLDER, is_own, read_manifest, sha256
 from vlmgen.render.paths import check_paths
 
 # What running tests or tools leaves in a package; none of it is vlmgen's, and it is kept.
@@ -118,8 +118,8 @@ def inspect(target: Path, *, foreign_links: bool = False) -> Inspection:
 
 def _is_aside(path: str, known: Collection[str]) -> bool:
     """Whether no generated file, and none of vlmgen's records, lies at a path or behind it."""
-    return not is_own(path) and not any(
-        name == path or name.startswith(f"{path}/") for name in (*known, MANIFEST_PATH)
+    return not f"{path}/".startswith(f"{FOLDER}/") and not any(
+        name == path or name.startswith(f"{path}/") for name in known
     )
 
 
@@ -253,7 +253,7 @@ def writing(target: Path, *, foreign_links: bool = False) -> Iterator[Inspection
             yield inspect(target, foreign_links=foreign_links)
     except OSError as error:
         raise OutputError(
-            f"{error.filename or target}: {error.strerror}; the old tree was kept",
+            f"{error.filename or target}: {error.strerror or error}; the old tree was kept",
             hint="the parent directory must be writable",
         ) from error
 

@@ -450,6 +450,7 @@ def merge_package(
     edits: dict[str, str | None] = {}
     for path in sorted({*manifest.files, *generated}):
         here = before.contents.get(path)
+        change: FileChange | None
         if path not in manifest.files:
             obstacle = _obstacle(target, path, generated[path], before)
             if obstacle:
@@ -457,10 +458,8 @@ def merge_package(
                 continue
             if path in before.foreign:
                 taken[path] = here = generated[path]
-            change, text = (
-                FileChange(path, "new" if here is None else "unchanged"),
-                generated[path],
-            )
+            status: Status = "new" if here is None else "unchanged"
+            change, text = FileChange(path, status), generated[path]
         elif path not in generated:
             change, text = _dropped(path, here, manifest.files[path])
         else:
