@@ -191,6 +191,7 @@ def diff(
     stat: Annotated[bool, typer.Option("--stat", help="Counts of lines, no diff.")] = False,
     specs: Annotated[Path, typer.Option(help="Directory of the specs.")] = Path("specs"),
     generated: Annotated[Path, typer.Option(help="Directory of the packages.")] = Path("generated"),
+    templates: TemplatesOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Show what a regeneration would change in packages, and which input is the cause."""
@@ -200,7 +201,7 @@ def diff(
     if diff_all and packages:
         raise UsageError("name packages, or give --all (and not both)")
     with progress("rendering"):
-        found = differences(specs, generated, packages or ())
+        found = differences(specs, generated, packages or (), templates=templates)
     if as_json:
         _print_json([difference.to_dict() for difference in found])
     else:

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from vlmgen.errors import OutputError
 from vlmgen.render import publish
-from vlmgen.render.edits import read_edits
+from vlmgen.render.edits import without_edits
 from vlmgen.render.generate import render_spec_file, unified_diff
-from vlmgen.render.manifest import (
-    EDITS_PATH,
-    MANIFEST_PATH,
-    Manifest,
-    base_path,
-    is_own,
-    read_manifest,
-    sha256,
-)
+from vlmgen.render.manifest import MANIFEST_PATH, is_own, read_manifest
 from vlmgen.render.origin import origin_of, templates_of
 
 
@@ -109,7 +101,7 @@ def _package_differences(
     # Without its manifest a package is compared all the same: then every file counts as foreign.
     before = publish.inspect(target)
     present = {**before.contents, **{p: (target / p).read_bytes() for p in before.foreign}}
-    present = _without_edits(present, files)
+    present = without_edits(present, files)
     found: list[Difference] = []
     same_inputs = present.get(MANIFEST_PATH) == files[MANIFEST_PATH]
     for path in sorted({*present, *files}):
@@ -131,25 +123,3 @@ def _package_differences(
         new = {path: files[path]} if path in files else {}
         found.append(Difference(f"{family}/{path}", kind, message, unified_diff(old, new)))
     return found
-
-
-def _without_edits(present: Mapping[str, bytes], files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """What is there, as if the hand edits that `update` or `adopt` took over were not.
-
-    Args:
-        present: Every file of the directory.
-        files: Every file of the package as the spec gives it.
-    """
-    record = read_edits(present.get(EDITS_PATH))
-    generated = {path: content for path, content in present.items() if path != EDITS_PATH}
-    manifest = present.get(MANIFEST_PATH)
-    recorded = Manifest.from_bytes(manifest, MANIFEST_PATH).files if manifest else {}
-    for path, digest in record.edits.items():
-        base = present.get(base_path(recorded.get(path, "")))
-        here = present.get(path)
-        if base is not None and digest == (None if here is None else sha256(here)):
-            generated[path] = base
-    for path in record.own:
-        if path not in files:
-            generated.pop(path, None)
-    return generated

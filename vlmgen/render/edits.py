@@ -12,7 +12,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from vlmgen.errors import OutputError
-from vlmgen.render.manifest import EDITS_PATH, is_hash, is_own
+from vlmgen.render.manifest import (
+    EDITS_PATH,
+    MANIFEST_PATH,
+    Manifest,
+    base_path,
+    is_hash,
+    is_own,
+    sha256,
+)
 from vlmgen.render.paths import is_safe_path
 
 FORMAT = 1
@@ -65,6 +73,28 @@ def read_edits(content: bytes | None, where: str = EDITS_PATH) -> Edits:
             hint="remove the file; `vlmgen update` writes it anew",
         ) from error
     return record
+
+
+def without_edits(present: Mapping[str, bytes], files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """A package as if the hand edits that were taken over were not.
+
+    Args:
+        present: Every file of its directory.
+        files: Every file as the spec gives it.
+    """
+    record = read_edits(present.get(EDITS_PATH))
+    generated = {path: content for path, content in present.items() if path != EDITS_PATH}
+    manifest = present.get(MANIFEST_PATH)
+    recorded = Manifest.from_bytes(manifest, MANIFEST_PATH).files if manifest else {}
+    for path, digest in record.edits.items():
+        base = present.get(base_path(recorded.get(path, "")))
+        here = present.get(path)
+        if base is not None and digest == (None if here is None else sha256(here)):
+            generated[path] = base
+    for path in record.own:
+        if path not in files:
+            generated.pop(path, None)
+    return generated
 
 
 def _check_paths(paths: Iterable[str]) -> None:
