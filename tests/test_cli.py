@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import types
@@ -15,15 +16,19 @@ import pytest
 from typer.testing import CliRunner
 
 import vlmgen
+from tests.render.conftest import TEMPLATES
 from vlmgen import cli
 from vlmgen.check.finding import Finding
 from vlmgen.errors import CheckFailed, VlmgenError
+from vlmgen.terminal import progress
 
 ROOT = Path(__file__).resolve().parents[1]
 SPEC = ROOT / "specs" / "qwen3_vl.yaml"
 COMMANDS = (
     "new",
     "diff",
+    "update",
+    "adopt",
     "check",
     "validate",
     "tiny",
@@ -87,7 +92,8 @@ def test_help_names_every_command_and_the_exit_codes():
     assert result.returncode == 0
     for command in COMMANDS:
         assert command in result.stdout
-    assert "2 usage, 3 bad spec, 4 check failed, 5 validation failed, 6 server" in result.stdout
+    text = " ".join(result.stdout.split())
+    assert "2 usage, 3 bad spec, 4 check failed, 5 validation failed, 6 conflict or" in text
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -377,6 +383,7 @@ def test_new_passes_its_options_on(generate):
             "dry_run": False,
             "diff": False,
             "force": False,
+            "templates": None,
         }
     ]
     assert result.stdout.splitlines() == [
@@ -440,7 +447,9 @@ def test_check_all_shows_drift_and_exits_4(module, monkeypatch, tmp_path):
     (package / "pyproject.toml").write_text("")
     (tmp_path / "notes").mkdir()
     difference = Difference("q/x.py", "changed", "q/x.py: differs", "-old\n+new\n")
-    monkeypatch.setattr("vlmgen.render.drift.drift", lambda specs, generated: [difference])
+    monkeypatch.setattr(
+        "vlmgen.render.drift.drift", lambda specs, generated, templates: [difference]
+    )
     seen = []
     module(
         "vlmgen.check.run",
@@ -461,6 +470,15 @@ def test_check_as_json(module):
     assert result.exit_code == 4
     (row,) = json.loads(result.stdout)["findings"]
     assert (row["code"], row["line"], row["fix"]) == ("VG103", 7, "remove it")
+
+
+def test_check_prints_the_details_of_a_finding(module):
+    finding = Finding("mine/x.j2", 1, "VG005", "changed", "copy it", detail="-old\n+new\n")
+    module("vlmgen.check.run", run_checks=lambda packages, plugin, progress: [finding])
+    result = runner.invoke(cli.app, ["check", "pkg"])
+    assert result.stdout == f"{finding}\n-old\n+new\n"
+    data = json.loads(runner.invoke(cli.app, ["check", "pkg", "--json"]).stdout)
+    assert data["findings"][0]["detail"] == "-old\n+new\n"
 
 
 @dataclass(frozen=True)
@@ -521,11 +539,159 @@ def test_tiny_passes_its_options_on(module):
     assert calls == [((Path("s.yaml"), Path("out")), expected)]
 
 
+# --- packages over time ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A project with a spec and its package, the working directory."""
+    (tmp_path / "specs").mkdir()
+    shutil.copy(SPEC, tmp_path / "specs")
+    monkeypatch.chdir(tmp_path)
+    # A few templates render quickly.
+    templates = tmp_path / "packaged"
+    for name, text in TEMPLATES.items():
+        (templates / name).parent.mkdir(parents=True, exist_ok=True)
+        (templates / name).write_text(text)
+    monkeypatch.setattr("vlmgen.render.templates.directories", lambda: (templates,))
+    assert runner.invoke(cli.app, ["new", "specs/qwen3_vl.yaml"]).exit_code == 0
+    return tmp_path
+
+
+CONFIG = "vllm_neuron_qwen3_vl/config.py"
+
+
+def conflict_in(project):
+    """Change one line by hand and in its template."""
+    path = project / "generated/qwen3_vl" / CONFIG
+    path.write_text(path.read_text().replace("4_096", "4_097"))
+    template = project / "packaged/package/config.py.j2"
+    template.write_text(template.read_text().replace("{{ text.hidden_size | num }}", "8_192"))
+
+
+def test_update_carries_an_edit_and_says_so(project):
+    path = project / "generated/qwen3_vl" / CONFIG
+    path.write_text(path.read_text().replace("hello", "hello, reader"))
+    (project / "packaged/utils/mrope.py.j2").write_text("A = 1\n")
+    result = runner.invoke(cli.app, ["update", "generated/qwen3_vl"])
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.splitlines() == [
+        f"edited    {CONFIG}",
+        "changed   vllm_neuron_qwen3_vl/utils/mrope.py",
+        "updated generated/qwen3_vl: 1 changed, 1 edited, 8 unchanged",
+    ]
+    result = runner.invoke(cli.app, ["update", "--all"])
+    assert result.stdout.splitlines()[-1] == ("left generated/qwen3_vl: 1 edited, 9 unchanged")
+
+
+def test_update_with_a_conflict_exits_6_and_lists_the_lines(project):
+    conflict_in(project)
+    for again in ("", "again"):
+        result = runner.invoke(cli.app, ["update", "generated/qwen3_vl"])
+        assert result.exit_code == 6, again
+        assert f"conflict  {CONFIG}:1-5\n" in result.stdout
+        assert result.stderr.startswith("1 conflict in 1 file\nhint: edit the files until")
+    result = runner.invoke(cli.app, ["update", "generated/qwen3_vl", "--on-conflict", "ours"])
+    assert result.exit_code == 0
+    assert f"edited    {CONFIG}  (1 conflict settled)" in result.stdout
+
+
+def test_update_that_must_not_conflict_changes_nothing(project):
+    conflict_in(project)
+    path = project / "generated/qwen3_vl" / CONFIG
+    before = path.read_bytes()
+    result = runner.invoke(cli.app, ["update", "--all", "--on-conflict", "fail"])
+    assert result.exit_code == 6 and path.read_bytes() == before
+    assert result.stderr.startswith("1 conflict in 1 file; nothing was written")
+
+
+def test_update_as_json(project):
+    conflict_in(project)
+    result = runner.invoke(cli.app, ["update", "generated/qwen3_vl", "--json"])
+    assert result.exit_code == 6
+    (package,) = json.loads(result.stdout)["packages"]
+    assert package["written"] is True and package["spec"] == "specs/qwen3_vl.yaml"
+    files = {file["path"]: file for file in package["files"]}
+    assert (files[CONFIG]["status"], files[CONFIG]["conflicts"]) == ("conflict", [[1, 5]])
+
+
+def test_update_of_the_working_directory(project, monkeypatch):
+    (project / "packaged/utils/mrope.py.j2").write_text("A = 1\n")
+    monkeypatch.chdir(project / "generated/qwen3_vl")
+    result = runner.invoke(cli.app, ["update"])
+    assert result.exit_code == 0
+    assert "note: the working directory was replaced" in result.stdout
+    monkeypatch.chdir(project)
+    result = runner.invoke(cli.app, ["update"])
+    assert result.exit_code == 2 and "is not a package" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["generated/qwen3_vl", "--all"],
+        ["--all", "--spec", "specs/qwen3_vl.yaml"],
+        ["generated/qwen3_vl", "--on-conflict", "sideways"],
+        ["generated/qwen3_vl", "--spec", "absent.yaml", "--templates", "absent"],
+        ["generated/absent"],
+    ],
+)
+def test_usage_errors_of_update(project, arguments):
+    result = runner.invoke(cli.app, ["update", *arguments])
+    assert result.exit_code == 2 and result.stderr.strip()
+
+
+def test_adopt_reports_and_takes_over(project):
+    package = project / "generated/qwen3_vl"
+    shutil.rmtree(package / ".vlmgen")
+    (package / CONFIG).write_text("MINE = 1\n")
+    arguments = ["adopt", "generated/qwen3_vl", "--spec", "specs/qwen3_vl.yaml"]
+    result = runner.invoke(cli.app, [*arguments, "--dry-run", "--diff"])
+    assert result.exit_code == 0 and "+MINE = 1\n" in result.stdout
+    assert f"differs   {CONFIG}  +1 -3\n" in result.stdout
+    assert "would adopt generated/qwen3_vl: 9 as generated, 1 edited" in result.stdout
+    data = json.loads(runner.invoke(cli.app, [*arguments, "--json"]).stdout)
+    assert data["written"] is True
+    assert runner.invoke(cli.app, arguments).exit_code == 2
+    assert runner.invoke(cli.app, ["update", "generated/qwen3_vl"]).exit_code == 0
+
+
+def test_templates_are_listed_shown_and_copied(project):
+    block = "blocks/greeting.py.j2"
+    assert f"packaged   {block}\n" in runner.invoke(cli.app, ["templates", "list"]).stdout
+    shown = runner.invoke(cli.app, ["templates", "show", block]).stdout
+    assert shown == TEMPLATES[block]
+    result = runner.invoke(cli.app, ["templates", "copy", block, "--to", "mine"])
+    assert (result.exit_code, result.stdout) == (0, f"new       mine/{block}\n")
+    (project / "mine" / block).write_text("GREETING = 'mine'\n")
+    result = runner.invoke(cli.app, ["templates", "list", "--templates", "mine"])
+    assert f"overridden {block}\n" in result.stdout
+    assert runner.invoke(cli.app, ["update", "--all", "--templates", "mine"]).exit_code == 0
+    assert '"mine"' in (project / "generated/qwen3_vl" / CONFIG).read_text()
+    (project / "packaged" / block).write_text("GREETING = 'moved on'\n")
+    result = runner.invoke(cli.app, ["templates", "copy", block, "--to", "mine"])
+    assert (result.exit_code, result.stdout) == (
+        6,
+        f"conflict  mine/{block}\nconflict  mine/{block}:1-5\n",
+    )
+    assert runner.invoke(cli.app, ["templates", "show", "absent.j2"]).exit_code == 2
+    assert "overridden" in runner.invoke(
+        cli.app, ["templates", "list", "--templates", "mine", "--json"]
+    ).stdout  # fmt: skip
+
+
+@pytest.mark.parametrize("command", ["list", "show", "copy"])
+def test_help_of_the_template_commands_has_an_example(command):
+    result = runner.invoke(cli.app, ["templates", command, "--help"])
+    assert result.exit_code == 0
+    assert f"Example: vlmgen templates {command}" in " ".join(result.stdout.split())
+
+
 # --- terminal and start-up --------------------------------------------------------------------
 
 
 def test_progress_is_silent_off_a_terminal(capsys):
-    with cli.progress("working") as report:
+    with progress("working") as report:
         report("half")
     assert capsys.readouterr() == ("", "")
 
@@ -538,7 +704,7 @@ def test_progress_is_on_stderr_of_a_terminal(monkeypatch, capsys):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
-    with cli.progress("working") as report:
+    with progress("working") as report:
         report("half")
     assert "working" in terminal.getvalue()
     assert capsys.readouterr().out == ""

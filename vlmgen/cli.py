@@ -19,9 +19,18 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 import typer
 
 from vlmgen import __version__
-from vlmgen.options import Format, FormatOption, JsonFlag, SpecArgument
+from vlmgen.files import replace_file
+from vlmgen.options import (
+    Format,
+    FormatOption,
+    JsonFlag,
+    Layout,
+    SpecArgument,
+    TemplatesOption,
+)
 from vlmgen.terminal import console as _console
 from vlmgen.terminal import print_json as _print_json
+from vlmgen.terminal import progress
 
 if TYPE_CHECKING:
     from vlmgen.check.parallel import ParallelTable, TextSplit, VisionSplit
@@ -55,18 +64,11 @@ app = typer.Typer(
     name="vlmgen",
     help="Vision-language model packages for the vLLM Neuron plugin, generated from one YAML spec.",
     epilog="Exit codes: 0 fine, 2 usage, 3 bad spec, 4 check failed, 5 validation failed, "
-    "6 server, 7 contradictory checkpoint.",
+    "6 conflict or server, 7 contradictory checkpoint.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-class Layout(StrEnum):
-    """Where a package is meant to live."""
-
-    OUT_OF_TREE = "out-of-tree"
-    IN_TREE = "in-tree"
 
 
 class Plugin(StrEnum):
@@ -129,7 +131,9 @@ def new(
     spec: SpecArgument,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Directory of the package [default: generated/FAMILY]."),
+        typer.Option(
+            "--out", "-o", help="Directory of the package.", show_default="generated/FAMILY"
+        ),
     ] = None,
     layout: Annotated[
         Layout, typer.Option(help="A package of its own, or modules for the plugin's tree.")
@@ -140,12 +144,21 @@ def new(
     diff: Annotated[bool, typer.Option("--diff", help="Only show the changes as a diff.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite edited files.")] = False,
     output_format: FormatOption = Format.TEXT,
+    templates: TemplatesOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Generate the package of a spec."""
     from vlmgen.render.generate import generate
 
-    result = generate(spec, out=out, layout=layout.value, dry_run=dry_run, diff=diff, force=force)
+    result = generate(
+        spec,
+        out=out,
+        layout=layout.value,
+        dry_run=dry_run,
+        diff=diff,
+        force=force,
+        templates=templates,
+    )
     if as_json:
         files = [{"path": str(path), "status": status} for path, status in result.files]
         data = {"target": str(result.target), "files": files, "written": result.written}
@@ -176,6 +189,7 @@ def diff(
     specs: Annotated[Path, typer.Option(help="Directory of the specs.")] = Path("specs"),
     generated: Annotated[Path, typer.Option(help="Directory of the packages.")] = Path("generated"),
     output_format: FormatOption = Format.TEXT,
+    templates: TemplatesOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Show what a regeneration would change in packages, and which input is the cause."""
@@ -185,7 +199,7 @@ def diff(
     if diff_all and packages:
         raise UsageError("name packages, or give --all (and not both)")
     with progress("rendering"):
-        found = differences(specs, generated, packages or ())
+        found = differences(specs, generated, packages or (), templates=templates)
     if as_json:
         _print_json([difference.to_dict() for difference in found])
     elif output_format == Format.GITHUB:
@@ -225,6 +239,7 @@ def check(
         bool, typer.Option("--record", help="Store the results for `vlmgen families`.")
     ] = False,
     output_format: FormatOption = Format.TEXT,
+    templates: TemplatesOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Prove packages without weights: plugin contract, device rules, weights, parallelism."""
@@ -250,15 +265,17 @@ def check(
     if check_all:
         from vlmgen.render.drift import drift
 
-        differences = drift(specs, generated)
+        differences = drift(specs, generated, templates=templates)
         packages = sorted(p for p in generated.glob("*") if (p / "pyproject.toml").is_file())
     with needs_extra("cpu"), progress("checking") as report:
         from vlmgen.check.run import run_checks
 
-        options = {"record": True} if record else {}
+        options: dict[str, Any] = {"record": True} if record else {}
+        if templates:
+            options["templates"] = templates
         findings = run_checks(list(packages or ()), plugin=plugin.value, progress=report, **options)
     if as_json:
-        keys = ("code", "path", "line", "rule", "message", "fix")
+        keys = ("code", "path", "line", "rule", "message", "fix", "detail")
         rows = [{k: _plain(getattr(f, k)) for k in keys} for f in findings]
         drifted = [{k: getattr(d, k) for k in ("path", "kind", "message", "diff")}
                    for d in differences]  # fmt: skip
@@ -279,6 +296,8 @@ def check(
                 print(difference.diff, end="")
         for finding in findings:
             print(finding)
+            if finding.detail:
+                print(finding.detail, end="")
     count = len(findings) + len(differences)
     if count:
         raise CheckFailed(f"{count} finding{'s' if count > 1 else ''}")
@@ -321,7 +340,7 @@ def validate(
         )
     for target, content in ((json_file, report.to_json), (html_file, report.to_html)):
         if target is not None:
-            _write_text(target, content())
+            replace_file(target, content().encode("utf-8"))
     _print_rows(report.rows)
     failed = sum(not row.passed for row in report.rows)
     if not report.passed:
@@ -485,7 +504,7 @@ def families(
 
     found = all_families(specs, generated)
     if out is not None:
-        _write_text(out, page(found))
+        replace_file(out, page(found).encode("utf-8"))
     elif as_json:
         rows = [{"axis": a, "value": v, "needed_by": n} for a, v, n in not_generated()]
         _print_json({"families": [f.to_dict() for f in found], "not_generated": rows})
@@ -504,7 +523,7 @@ def schema(
     if out is None:
         print(schema_text(), end="")
     else:
-        _write_text(out, schema_text())
+        replace_file(out, schema_text().encode("utf-8"))
 
 
 @app.command(
@@ -539,7 +558,9 @@ def ask(
     url: Annotated[
         str, typer.Option(help="Address of the server's OpenAI API.")
     ] = "http://127.0.0.1:8000/v1",
-    model: Annotated[str | None, typer.Option(help="Served model [default: the only one].")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Served model.", show_default="the only one")
+    ] = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 256,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
@@ -576,22 +597,6 @@ def doctor(as_json: JsonFlag = False) -> None:
         _print_rows(diagnosis.lines)
     if not diagnosis.healthy:
         raise CheckFailed("something that serving needs is missing")
-
-
-@contextmanager
-def progress(title: str) -> Iterator[Callable[[str], None]]:
-    """A status line on stderr, on a terminal only.
-
-    Args:
-        title: What is going on; the callable that is handed out adds what is being done now.
-    """
-    if not sys.stderr.isatty():
-        yield lambda message: None
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status(title) as status:
-        yield lambda message: status.update(f"{title}: {message}")
 
 
 @contextmanager
@@ -726,18 +731,6 @@ def _cell(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def _write_text(path: Path, text: str) -> None:
-    from vlmgen.errors import OutputError
-
-    staged = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        staged.write_text(text, encoding="utf-8", newline="\n")
-        staged.replace(path)
-    except OSError as error:
-        staged.unlink(missing_ok=True)
-        raise OutputError(f"{path}: cannot be written: {error.strerror}") from None
-
-
 def _close_stdout() -> None:
     """Send what is left in the buffer nowhere, so that the interpreter's exit stays quiet too."""
     devnull = os.open(os.devnull, os.O_WRONLY)
@@ -746,10 +739,14 @@ def _close_stdout() -> None:
 
 
 def _register_commands() -> None:
-    from vlmgen.commands import compare, explain, migrate, watch
+    from vlmgen.commands import adopt, compare, explain, migrate, templates, update, watch
 
-    for module in (compare, explain, migrate, watch):
+    for module in (adopt, compare, explain, migrate, update, watch):
         app.command(module.NAME, epilog=module.EXAMPLE)(user_errors(module.command))
+    group = typer.Typer(help=templates.HELP, no_args_is_help=True)
+    for name, command, example in templates.COMMANDS:
+        group.command(name, epilog=example)(user_errors(command))
+    app.add_typer(group, name=templates.NAME, epilog=templates.COMMANDS[0][2])
 
 
 _register_commands()

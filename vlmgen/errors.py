@@ -14,6 +14,7 @@ EXIT_USAGE = 2
 EXIT_BAD_SPEC = 3
 EXIT_CHECK_FAILED = 4
 EXIT_VALIDATION_FAILED = 5
+EXIT_CONFLICT = 6
 
 SHOWN_PROBLEMS = 50
 LONGEST_LINE = 240
@@ -181,6 +182,13 @@ def _window(line: str, place: int) -> tuple[str, int]:
     before, after = "... " if first else "", " ..." if first + LONGEST_LINE < len(line) else ""
     shown = f"{before}{line[first : first + LONGEST_LINE]}{after}"
     return shown, place - first + len(before)
+
+
+class ConflictError(VlmgenError):
+    """Hand edits and a new version want different things, or a foreign file is in the way."""
+
+    code = "VG916"
+    exit_code = EXIT_CONFLICT
 
 
 def _cells(character: str) -> int:

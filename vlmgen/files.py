@@ -21,7 +21,10 @@ def replace_file(path: Path, content: bytes) -> None:
     target = path.resolve()
     staged = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        staged.write_bytes(content)
+        with open(staged, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
         if target.exists():
             staged.chmod(target.stat().st_mode)
         staged.replace(target)

@@ -16,9 +16,20 @@ class Format(StrEnum):
     GITHUB = "github"
 
 
+class Layout(StrEnum):
+    """Where a package is meant to live."""
+
+    OUT_OF_TREE = "out-of-tree"
+    IN_TREE = "in-tree"
+
+
 SpecArgument = Annotated[Path, typer.Argument(metavar="SPEC", help="A spec, specs/NAME.yaml.")]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 FormatOption = Annotated[
     Format,
     typer.Option("--format", help="text, or github: faults as annotations of GitHub Actions."),
+]
+TemplatesOption = Annotated[
+    Path | None,
+    typer.Option("--templates", metavar="DIR", help="Folder of template overrides."),
 ]

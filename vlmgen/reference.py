@@ -127,6 +127,8 @@ def _option(parameter: inspect.Parameter, hint: Any, info: Any) -> tuple[str, st
     shown = ", ".join(f"`{name}{value}`" for name in names)
     stated = default.value if isinstance(default, Enum) else default
     plain = "" if stated is None or kind is bool else f"`{stated}`"
+    if isinstance(info.show_default, str):
+        plain = info.show_default
     if default is inspect.Parameter.empty:
         plain = "required"
     return shown, _cell(info.help or ""), plain

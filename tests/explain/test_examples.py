@@ -24,13 +24,14 @@ from vlmgen.check.api import recorded_api
 from vlmgen.check.contract import check_contract
 from vlmgen.check.device_rules import check_device_rules
 from vlmgen.check.finding import Finding
-from vlmgen.check.integrity import check_integrity
+from vlmgen.check.integrity import check_integrity, check_overrides
 from vlmgen.check.legality import check_legality, default_problems
 from vlmgen.check.model_class import check_model_class
 from vlmgen.check.source import read_package
 from vlmgen.cli import app
 from vlmgen.errors import SpecError, VlmgenError
 from vlmgen.explain import Page, pages
+from vlmgen.render import templates
 from vlmgen.render.drift import drift
 from vlmgen.render.environment import TemplateError, environment
 from vlmgen.render.escaping import UnsafeValueError
@@ -45,6 +46,7 @@ HEAD = (
 ARCHITECTURE = "TinyForConditionalGeneration"
 INPUTS = ["pixel_values", "image_grid_thw"]
 
+ROOT = Path(__file__).resolve().parents[2]
 runner = CliRunner()
 
 
@@ -197,6 +199,32 @@ def test_vg004(workplace: Path) -> None:
     assert (finding.code, finding.message) == ("VG004", pages()["VG004"].says)
 
 
+def test_vg005(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copying, updating, _ = pages()["VG005"].wrong.splitlines()
+    for line in (copying, updating):
+        assert runner.invoke(app, shlex.split(line)[1:]).exit_code == 0
+    newer = workplace / "newer"
+    shutil.copytree(templates.directories()[0], newer)
+    original = newer / "blocks/text/norm_rms.py.j2"
+    original.write_text(f"# Another line.\n{original.read_text()}")
+    monkeypatch.setattr(templates, "directories", lambda: (newer,))
+    (finding,) = check_overrides(Path("generated/qwen3_vl"))
+    assert (finding.code, finding.message) == ("VG005", pages()["VG005"].says)
+    assert "+# Another line." in finding.detail
+    mending = finding.fix.split("`")[1]
+    assert runner.invoke(app, shlex.split(mending)[1:]).exit_code == 0
+    assert check_overrides(Path("generated/qwen3_vl")) == []
+
+
+def test_vg006(workplace: Path) -> None:
+    p = pages()["VG006"]
+    path = workplace / "generated/qwen3_vl/vllm_neuron_qwen3_vl/config.py"
+    lines = path.read_text("utf-8").splitlines(keepends=True)
+    path.write_text("".join([*lines[:3], f"{p.wrong}\n", *lines[3:]]), "utf-8")
+    (finding,) = check_integrity(Path("generated/qwen3_vl"))
+    assert (finding.code, finding.line, finding.message) == ("VG006", 4, p.says)
+
+
 def test_vg007(workplace: Path) -> None:
     for spec in (workplace / "specs").glob("*.yaml"):
         if spec.stem != "qwen3_vl":
@@ -281,6 +309,38 @@ def test_vg913(workplace: Path) -> None:
     with pytest.raises(VlmgenError) as caught:
         generate("specs/qwen3_vl.yaml", "link")
     says("VG913", caught.value)
+
+
+def replaced(path: Path, old: str, new: str) -> None:
+    text = path.read_text("utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new, 1), "utf-8")
+
+
+def test_vg916(workplace: Path) -> None:
+    config = workplace / "generated/qwen3_vl/vllm_neuron_qwen3_vl/config.py"
+    replaced(config, "rope_theta: float = 5000000.0", "rope_theta: float = 2000000.0")
+    replaced(workplace / "specs/qwen3_vl.yaml", "theta: 5000000", "theta: 1000000")
+    p = pages()["VG916"]
+    result = runner.invoke(app, shlex.split(p.wrong)[2:])
+    assert (result.exit_code, result.stderr.splitlines()[0]) == (6, p.says)
+    # The page of the markers shows what stands in the file now.
+    shown, kept = pages()["VG006"].wrong, pages()["VG006"].right
+    assert shown in config.read_text("utf-8")
+    replaced(config, shown, kept)
+    assert check_integrity(Path("generated/qwen3_vl")) == []
+
+
+def test_vg917(workplace: Path) -> None:
+    for family in ("qwen2_vl", "glm4v"):
+        shutil.copytree(ROOT / "generated" / family, workplace / "generated" / family)
+    for path in (workplace / "specs").glob("*.yaml"):
+        text = path.read_text("utf-8")
+        path.write_text(text.replace("vlmgen: 1", "vlmgn: 1"), "utf-8")
+    p = pages()["VG917"]
+    result = runner.invoke(app, shlex.split(p.wrong)[2:])
+    assert result.exit_code == 3 and p.says in result.stderr.splitlines()
+    assert result.stderr.endswith("more: vlmgen explain VG917\n")
 
 
 def render(folder: Path, template: str, spec) -> str:

@@ -16,6 +16,7 @@ from vlmgen.render import package as packaging
 from vlmgen.render.difference import PackageDifference, differences
 from vlmgen.render.generate import generate
 from vlmgen.render.manifest import MANIFEST_PATH
+from vlmgen.render.update import update
 
 Search = tuple[Path]
 MODULE = "vllm_neuron_qwen3_vl"
@@ -295,3 +296,34 @@ def test_spec_without_a_package_is_named(command, spec_path):
 
 def test_all_and_packages_exclude_each_other(command, generated):
     assert command("--all", str(generated / "own")).exit_code == 2
+
+
+def test_edits_that_were_taken_over_are_no_difference(
+    spec_path: Path, tmp_path: Path, search: tuple[Path]
+) -> None:
+    target = tmp_path / "generated" / "qwen3_vl"
+    generate(spec_path, target, search=search)
+    path = target / "vllm_neuron_qwen3_vl/config.py"
+    path.write_text(path.read_text() + "MINE = 1\n")
+    (found,) = differences(spec_path.parent, target.parent, search=search)
+    assert found.state == "changed"
+    update(target, search=search)
+    (found,) = differences(spec_path.parent, target.parent, search=search)
+    assert (found.state, found.causes, found.files) == ("same", (), ())
+    (search[0] / "blocks/greeting.py.j2").write_text("GREETING = 'hi'\n")
+    (found,) = differences(spec_path.parent, target.parent, search=search)
+    (file,) = found.files
+    assert "MINE" not in file.diff and [cause.kind for cause in file.causes] == ["template"]
+
+
+def test_overrides_are_searched(spec_path: Path, tmp_path: Path, search: tuple[Path]) -> None:
+    target = tmp_path / "generated" / "qwen3_vl"
+    mine = tmp_path / "mine" / "blocks"
+    mine.mkdir(parents=True)
+    (mine / "greeting.py.j2").write_text("GREETING = 'mine'\n")
+    generate(spec_path, target, search=search)
+    (found,) = differences(spec_path.parent, target.parent, search=search, templates=mine.parent)
+    assert [cause.name for cause in found.causes] == ["blocks/greeting.py.j2"]
+    update(target, search=search, templates=mine.parent)
+    (found,) = differences(spec_path.parent, target.parent, search=search)
+    assert found.state == "same"

@@ -40,8 +40,13 @@ def statuses(result: generation.GenerationResult) -> dict[str, str]:
 def test_new_package(spec_path: Path, target: Path, search: Search) -> None:
     result = generate(spec_path, target, search=search)
     assert statuses(result) == dict.fromkeys(PATHS, "new") and result.written
-    files = sorted(p.relative_to(target).as_posix() for p in target.rglob("*") if p.is_file())
-    assert files == PATHS
+    files = {p.relative_to(target).as_posix() for p in target.rglob("*") if p.is_file()}
+    body = json.loads((target / manifest.MANIFEST_PATH).read_text())
+    bases = {manifest.base_path(digest) for digest in body["files"].values()}
+    assert files == {*PATHS, *bases, manifest.ATTRIBUTES_PATH}
+    assert body["origin"] == "../../specs/qwen3_vl.yaml"
+    for base in bases:
+        assert manifest.sha256((target / base).read_bytes()) == base.rsplit("/", 1)[-1]
     config = (target / "vllm_neuron_qwen3_vl/config.py").read_text()
     assert config == 'HIDDEN_SIZE = 4_096\nSECTIONS = (24, 20, 20)\nGREETING = "hello"\n'
 
@@ -132,6 +137,7 @@ def test_generator_hash_covers_every_module_that_rendering_imports(
         "render/__init__.py",
         "render/generate.py",
         "render/manifest.py",
+        "render/origin.py",
         "render/paths.py",
         "render/publish.py",
         "render/templates.py",
@@ -140,6 +146,7 @@ def test_generator_hash_covers_every_module_that_rendering_imports(
         "spec/load.py",
         "spec/source.py",
         "spec/types.py",
+        "spec/versions.py",
         "tiny/__init__.py",
         "weights/__init__.py",
     }

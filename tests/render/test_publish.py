@@ -28,6 +28,7 @@ def tree(label: str, names: tuple[str, ...] = ("a.py", "sub/b.py", "sub/deep/c.p
         vlmgen="0",
         generator=HASH,
         layout="out-of-tree",
+        origin="",
         spec=HASH,
         bases={},
         results=None,

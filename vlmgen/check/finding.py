@@ -9,7 +9,9 @@ RULES: dict[str, str] = {
     "VG001": "a package has spec.yaml and one module directory with config, factory and model",
     "VG002": "every module parses",
     "VG003": "a package carries the manifest of its generation",
-    "VG004": "the files of a package are those that vlmgen wrote",
+    "VG004": "the files of a package are those that vlmgen wrote, or edits that it took over",
+    "VG005": "an overriding template starts from the packaged template of today",
+    "VG006": "a package holds no conflict markers",
     "VG007": "the committed packages are what the specs give today",
     "VG101": "imports from the plugin and from vLLM name recorded modules",
     "VG102": "names taken from the plugin and from vLLM exist there",
@@ -68,6 +70,7 @@ class Finding:
         code: Stable code, a key of `RULES`.
         message: What is wrong, with the value.
         fix: What to do.
+        detail: More lines, such as a diff; empty for none.
     """
 
     path: str
@@ -75,6 +78,7 @@ class Finding:
     code: str
     message: str
     fix: str
+    detail: str = ""
 
     @property
     def rule(self) -> str:

@@ -5,7 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from vlmgen.check.finding import Finding
-from vlmgen.render.manifest import MANIFEST_PATH, read_manifest, sha256
+from vlmgen.errors import UsageError
+from vlmgen.render.edits import read_edits
+from vlmgen.render.manifest import EDITS_PATH, MANIFEST_PATH, read_manifest, sha256
+from vlmgen.render.merge import find_conflicts
+from vlmgen.render.origin import overrides_folder
+from vlmgen.render.overrides import overrides_of
 
 IGNORED_DIRECTORIES = {"__pycache__", ".pytest_cache", ".ruff_cache", ".mypy_cache"}
 
@@ -30,22 +35,72 @@ def check_integrity(root: Path) -> list[Finding]:
                 "generate the package with `vlmgen new`",
             )
         ]
+    record = root / EDITS_PATH
+    taken_over = read_edits(record.read_bytes() if record.is_file() else None, str(record))
     findings = []
     for name, digest in sorted(manifest.files.items()):
         path = root / name
-        if not path.is_file():
-            message, fix = "is missing", "generate the package anew"
-        elif sha256(path.read_bytes()) != digest:
-            message = "was edited after it was generated"
-            fix = "carry the change into the template or the spec, then `vlmgen new --force`"
-        else:
+        content = path.read_bytes() if path.is_file() else None
+        here = None if content is None else sha256(content)
+        if here == digest:
             continue
+        conflicts = find_conflicts(content or b"")
+        findings += [
+            Finding(
+                path.as_posix(),
+                place.start,
+                "VG006",
+                f"lines {place.start} to {place.end} are a conflict",
+                "edit them until no marker is left, then `vlmgen update`",
+            )
+            for place in conflicts
+        ]
+        if conflicts or (name in taken_over.edits and taken_over.edits[name] == here):
+            continue
+        if content is None:
+            message, fix = "is missing", "`vlmgen update --restore` brings it back"
+        else:
+            message = "was edited after it was generated"
+            fix = "`vlmgen update` takes the edit over, `vlmgen new --force` drops it"
         findings.append(Finding(path.as_posix(), 1, "VG004", message, fix))
     for path in sorted(root.rglob("*.py")):
         inside = path.relative_to(root)
-        if IGNORED_DIRECTORIES & set(inside.parts) or inside.as_posix() in manifest.files:
+        known = inside.as_posix() in manifest.files or inside.as_posix() in taken_over.own
+        if known or IGNORED_DIRECTORIES & set(inside.parts):
             continue
-        findings.append(
-            Finding(path.as_posix(), 1, "VG004", "was not generated", "move it out of the package")
-        )
+        fix = "move it out of the package"
+        findings.append(Finding(path.as_posix(), 1, "VG004", "was not generated", fix))
     return findings
+
+
+def check_overrides(root: Path, templates: Path | None = None) -> list[Finding]:
+    """Compare the template overrides that a package uses with what they were copied from.
+
+    Args:
+        root: Directory of the package.
+        templates: The folder of overrides; by default where the manifest or the spec says.
+
+    Returns:
+        One finding per override whose original changed since, with what changed in it.
+    """
+    manifest = read_manifest(root)
+    if manifest is None or not manifest.overrides:
+        return []
+    try:
+        folder = templates or overrides_folder(manifest, root)
+    except UsageError as error:
+        return [Finding(root.as_posix(), 1, "VG005", error.message, error.hint)]
+    if folder is None:
+        return []
+    return [
+        Finding(
+            (folder / template.name).as_posix(),
+            1,
+            "VG005",
+            "the packaged template changed since this one was copied from it",
+            f"`vlmgen templates copy {template.name} --to {folder}` merges the change into it",
+            template.difference,
+        )
+        for template in overrides_of(folder)
+        if template.state == "outdated" and template.name in manifest.overrides
+    ]

@@ -11,7 +11,7 @@ from vlmgen.check.api import installed_api, recorded_api
 from vlmgen.check.contract import check_contract, check_drift
 from vlmgen.check.device_rules import check_device_rules
 from vlmgen.check.finding import RULES, Finding
-from vlmgen.check.integrity import check_integrity
+from vlmgen.check.integrity import check_integrity, check_overrides
 from vlmgen.check.legality import check_legality
 from vlmgen.check.model_class import absent_members, check_model_class, processor_keywords
 from vlmgen.check.source import PackageSource, read_package
@@ -30,6 +30,7 @@ def run_checks(
     plugin: str = "recorded",
     progress: Callable[[str], None] | None = None,
     record: bool = False,
+    templates: Path | None = None,
 ) -> list[Finding]:
     """Prove packages without weights.
 
@@ -42,6 +43,7 @@ def run_checks(
             that is importable here and to report where it differs from the recorded ones.
         progress: Told what is being checked.
         record: Store what was proven beside the specs, for `vlmgen families`.
+        templates: Folder of template overrides; by default where a package says.
 
     Returns:
         All findings, by package and then by file, line and code.
@@ -60,9 +62,10 @@ def run_checks(
         source = read_package(Path(root))
         found = list(source.findings)
         say(f"{root}: files")
-        found += check_integrity(source.root)
+        found += check_integrity(source.root) + check_overrides(source.root, templates)
         if source.findings:  # what does not parse proves nothing else
-            findings += sorted(found)
+            marked = {finding.path for finding in found if finding.code == "VG006"}
+            findings += sorted(f for f in found if f.code != "VG002" or f.path not in marked)
             if record:
                 raise UsageError(f"{root}: no package whose results could be stored")
             continue
@@ -74,7 +77,7 @@ def run_checks(
         findings += sorted(set(found))
         if record:
             _record(source, set(found))
-    return findings
+    return list(dict.fromkeys(findings))  # packages may share a folder of overrides
 
 
 def _record(source: PackageSource, found: set[Finding]) -> None:

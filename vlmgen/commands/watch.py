@@ -17,7 +17,9 @@ def command(
     spec: SpecArgument,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Directory of the package [default: generated/FAMILY]."),
+        typer.Option(
+            "--out", "-o", help="Directory of the package.", show_default="generated/FAMILY"
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite edited files.")] = False,
 ) -> None:

@@ -5,6 +5,7 @@ Whether a package is up to date is asked often and must not load a YAML parser.
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -14,6 +15,11 @@ MAX_CHAIN = 8
 _LINE = re.compile(
     rb"^(?:\xef\xbb\xbf)?extends:[ \t]*[\"']?([^\s\"'#]+)[\"']?[ \t]*(?:#.*)?\r?$", re.MULTILINE
 )
+_TEMPLATES = re.compile(
+    rb"^(?:\xef\xbb\xbf)?templates:[ \t]*(?:[\"']?([^\s\"'#]+)[\"']?)?[ \t]*(?:#.*)?\r?$",
+    re.MULTILINE,
+)
+_NONE = ("null", "Null", "NULL", "~", "")
 
 
 def spec_chain(path: Path) -> list[Path]:
@@ -49,6 +55,22 @@ def spec_texts(path: Path) -> dict[str, bytes]:
         name = file.name if file.name not in texts else f"{place}/{file.name}"
         texts[name] = file.read_bytes()
     return texts
+
+
+def stated_templates(path: Path) -> Path | None:
+    """The folder of template overrides that a spec names, itself or by what it extends.
+
+    A folder is relative to the file that names it. `templates: null` takes an inherited one away.
+    """
+    for file in spec_chain(path):
+        try:
+            found = _TEMPLATES.search(file.read_bytes())
+        except OSError:
+            break
+        if found is not None:
+            name = (found.group(1) or b"").decode("utf-8", "replace")
+            return None if name in _NONE else Path(os.path.normpath(file.parent / name))
+    return None
 
 
 def base_path(name: str, path: Path) -> Path:

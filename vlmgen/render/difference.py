@@ -3,7 +3,7 @@
 The manifest of a package holds the hash of everything that it was made from: the spec and its
 bases, every template, the files of vlmgen that it copies or quotes, the generating code, and the
 stored results. What differs from that today is a cause; a file whose bytes are not those of the
-manifest was edited by hand.
+manifest was edited by hand. An edit that `vlmgen update` took over is no difference: it stays.
 """
 
 from __future__ import annotations
@@ -17,14 +17,17 @@ import vlmgen
 from vlmgen.errors import OutputError, UsageError
 from vlmgen.render import publish
 from vlmgen.render.chain import spec_texts
+from vlmgen.render.edits import without_edits
 from vlmgen.render.generate import parse_results, read_results, unified_diff, up_to_date
 from vlmgen.render.manifest import (
     MANIFEST_PATH,
     Manifest,
     generator_sha256,
+    is_own,
     read_manifest,
     sha256,
 )
+from vlmgen.render.origin import origin_of, templates_of
 from vlmgen.render.package import RenderedPackage, package_bytes, render_package
 
 Kind = Literal["spec", "base", "template", "source", "generator", "version", "results", "hand"]
@@ -120,6 +123,7 @@ def differences(
     generated_dir: Path,
     packages: Sequence[Path] = (),
     search: Sequence[Path] | None = None,
+    templates: Path | None = None,
 ) -> list[PackageDifference]:
     """Render in memory what the specs give today and compare; writes nothing.
 
@@ -128,20 +132,22 @@ def differences(
         generated_dir: Directory of the packages.
         packages: Folders of packages; empty for every spec and every package.
         search: Template directories; by default those that ship with vlmgen.
+        templates: Folder of template overrides; by default the one that a spec names or that its
+            package was generated with.
 
     Raises:
         SpecError: A spec is faulty.
         OutputError: There are no specs, or a package cannot be read.
-        UsageError: A folder holds no package.
+        UsageError: A folder holds no package, or a folder of overrides is not there.
     """
     families = _families(specs_dir)
     if packages:
-        return [_named(package, families, search) for package in packages]
+        return [_named(package, families, search, templates) for package in packages]
     found = []
     for family, spec in families.items():
         target = generated_dir / family
         if target.is_dir():
-            found.append(_compare(target, spec, search))
+            found.append(_compare(target, spec, search, templates))
         else:
             found.append(PackageDifference(target, spec, "no package"))
     if generated_dir.is_dir():
@@ -167,7 +173,10 @@ def _families(specs_dir: Path) -> dict[str, Path]:
 
 
 def _named(
-    package: Path, families: Mapping[str, Path], search: Sequence[Path] | None
+    package: Path,
+    families: Mapping[str, Path],
+    search: Sequence[Path] | None,
+    templates: Path | None,
 ) -> PackageDifference:
     modules = sorted(package.glob("vllm_neuron_*/__init__.py"))
     manifest = read_manifest(package) if package.is_dir() else None
@@ -179,28 +188,33 @@ def _named(
     spec = families.get(family)
     if spec is None:
         return PackageDifference(package, None, "no spec")
-    return _compare(package, spec, search)
+    return _compare(package, spec, search, templates)
 
 
-def _compare(target: Path, spec: Path, search: Sequence[Path] | None) -> PackageDifference:
+def _compare(
+    target: Path, spec: Path, search: Sequence[Path] | None, templates: Path | None
+) -> PackageDifference:
     from vlmgen.spec.load import load_spec
 
     loaded = load_spec(spec)
     manifest = read_manifest(target)
     layout: Any = manifest.layout if manifest and manifest.layout else "out-of-tree"
-    if manifest and up_to_date(spec, loaded.family, target, layout, search):
+    templates = templates or (templates_of(manifest, target) if manifest else None)
+    origin = origin_of(spec, target, templates, search)
+    if manifest and up_to_date(spec, loaded.family, target, layout, origin):
         return PackageDifference(target, spec, "same")  # the same inputs give the same bytes
     results_text = read_results(spec, loaded.family)
     results = None if results_text is None else parse_results(results_text, spec)
-    package = render_package(loaded, layout, results, search)
-    files = package_bytes(package, spec_texts(spec), results_text)
+    package = render_package(loaded, layout, results, origin.search)
+    files = package_bytes(package, origin, spec_texts(spec), results_text)
     before = publish.inspect(target)
-    present = {**before.contents, **{p: (target / p).read_bytes() for p in before.foreign}}
+    there = {**before.contents, **{p: (target / p).read_bytes() for p in before.foreign}}
+    present = without_edits(there, files)
     today = Manifest.from_bytes(files[MANIFEST_PATH], MANIFEST_PATH)
     inputs = tuple(_changed_inputs(manifest, today, spec)) if manifest else ()
     changes = []
-    for path in sorted({*present, *files} - {MANIFEST_PATH}):
-        if present.get(path) == files.get(path):
+    for path in sorted({*present, *files}):
+        if is_own(path) or present.get(path) == files.get(path):
             continue
         old = {path: present[path]} if path in present else {}
         new = {path: files[path]} if path in files else {}
@@ -216,7 +230,8 @@ def _compare(target: Path, spec: Path, search: Sequence[Path] | None) -> Package
                 diff,
             )
         )
-    touched = sorted({*before.edited, *_lost(manifest, present)})
+    edited = {path for path in before.edited if present[path] == there[path]}
+    touched = sorted({*edited, *_lost(manifest, present)})
     by_hand = tuple(Cause("hand", path) for path in touched)
     state: State = "changed" if changes or inputs or by_hand else "same"
     return PackageDifference(target, spec, state, (*inputs, *by_hand), tuple(changes))

@@ -9,8 +9,10 @@ from typing import Literal
 
 from vlmgen.errors import OutputError
 from vlmgen.render import publish
+from vlmgen.render.edits import without_edits
 from vlmgen.render.generate import render_spec_file, unified_diff
-from vlmgen.render.manifest import MANIFEST_PATH
+from vlmgen.render.manifest import MANIFEST_PATH, Manifest, is_own, read_manifest
+from vlmgen.render.origin import origin_of, templates_of
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,10 @@ class Difference:
 
 
 def drift(
-    specs_dir: str | Path, generated_dir: str | Path, search: Sequence[Path] | None = None
+    specs_dir: str | Path,
+    generated_dir: str | Path,
+    search: Sequence[Path] | None = None,
+    templates: Path | None = None,
 ) -> list[Difference]:
     """Render every spec in memory and compare with the generated packages; writes nothing.
 
@@ -39,6 +44,8 @@ def drift(
         specs_dir: Directory of the specs (`*.yaml`).
         generated_dir: Directory of the packages, one per family.
         search: Template directories; by default those that ship with vlmgen.
+        templates: Folder of template overrides; by default the one that a spec names or that its
+            package was generated with.
 
     Returns:
         The differences, sorted by path; empty where all is as it should be.
@@ -65,7 +72,9 @@ def drift(
         families[family] = spec
         target = generated_dir / family
         if target.is_dir():
-            _, files = render_spec_file(spec, search=search)
+            manifest = read_manifest(target)
+            given = templates or (manifest and templates_of(manifest, target))
+            _, files = render_spec_file(spec, origin=origin_of(spec, target, given, search))
             found += _package_differences(target, family, files, spec)
         else:
             found.append(
@@ -88,20 +97,31 @@ def drift(
 def _package_differences(
     target: Path, family: str, files: dict[str, bytes], spec: Path
 ) -> list[Difference]:
-    mend = f"run `vlmgen new {spec}`"
     # Without its manifest a package is compared all the same: then every file counts as foreign.
     before = publish.inspect(target)
     present = {**before.contents, **{p: (target / p).read_bytes() for p in before.foreign}}
+    if MANIFEST_PATH in before.contents:
+        recorded = Manifest.from_bytes(before.contents[MANIFEST_PATH], MANIFEST_PATH).files
+        mend = f"run `vlmgen update {target}`"
+    else:
+        recorded, mend = {}, f"run `vlmgen adopt {target} --spec {spec}`"
+    present = without_edits(present, files)
     found: list[Difference] = []
+    same_inputs = present.get(MANIFEST_PATH) == files[MANIFEST_PATH]
     for path in sorted({*present, *files}):
         if present.get(path) == files.get(path):
             continue
+        if is_own(path) and path != MANIFEST_PATH and not same_inputs:
+            continue  # follows from the manifest
         kind: Literal["missing", "extra", "changed"] = "changed"
         message = f"{target}/{path}: is not what {spec} gives; {mend}"
         if path not in present:
-            kind, message = "missing", f"{target}/{path}: is missing; {mend}"
+            again = f"run `vlmgen update {target} --restore`" if path in recorded else mend
+            kind, message = "missing", f"{target}/{path}: is missing; {again}"
         elif path not in files:
             kind, message = "extra", f"{target}/{path}: {spec} does not give this file; remove it"
+        elif is_own(path) and path != MANIFEST_PATH:
+            message = f"{target}/{path}: is damaged; {mend}"
         elif path == MANIFEST_PATH:
             message = f"{target}/{path}: records other inputs than those of today; {mend}"
         old = {path: present[path]} if path in present else {}

@@ -16,6 +16,7 @@ from vlmgen.render.environment import TemplateError
 LINE_LENGTH = 100
 # Below this many characters a second process costs more than it saves.
 _WORTH_A_PROCESS = 40_000
+_alone = False
 
 
 def format_modules(texts: Mapping[str, str]) -> dict[str, str]:
@@ -103,10 +104,17 @@ def _halves(texts: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     return shares
 
 
+def stay_in_one_process() -> None:
+    """Format in this process alone from now on: it is one of several that render already."""
+    global _alone
+    _alone = True
+
+
 def _may_fork() -> bool:
     """A fork copies one thread only, so it is for a process that has no other."""
     return (
-        hasattr(os, "sched_getaffinity")
+        not _alone
+        and hasattr(os, "sched_getaffinity")
         and len(os.sched_getaffinity(0)) > 1
         and threading.active_count() == 1
         and "torch" not in sys.modules

@@ -12,18 +12,24 @@ from pathlib import Path
 from typing import Any
 
 import vlmgen
-from vlmgen.errors import OutputError
+from vlmgen.errors import OutputError, UsageError
 from vlmgen.render import plan as planning
-from vlmgen.render import publish, templates
+from vlmgen.render import publish
+from vlmgen.render import templates as template_files
 from vlmgen.render.chain import spec_texts
 from vlmgen.render.manifest import (
+    ATTRIBUTES_PATH,
+    FOLDER,
     MANIFEST_PATH,
     Manifest,
+    base_path,
     generator_sha256,
+    is_own,
     read_manifest,
     sha256,
     text_sha256,
 )
+from vlmgen.render.origin import Origin, origin_of
 
 _FAMILY_LINE = re.compile(rb"^family:[ \t]*([a-z][a-z0-9_]{0,40})[ \t]*(?:#.*)?$", re.MULTILINE)
 
@@ -52,22 +58,36 @@ class GenerationResult:
 
 
 def render_spec_file(
-    spec_path: Path, layout: planning.Layout = "out-of-tree", search: Sequence[Path] | None = None
+    spec_path: Path, layout: planning.Layout = "out-of-tree", origin: Origin | None = None
 ) -> tuple[str, dict[str, bytes]]:
     """Family and every file of the package that a spec file describes, manifest included.
+
+    Args:
+        spec_path: The spec file.
+        layout: `out-of-tree` or `in-tree`.
+        origin: Templates and what the manifest says of them; by default those that ship with
+            vlmgen and those that the spec names, for a package that has no directory yet.
 
     Raises:
         SpecError: The spec is faulty.
         OutputError: The stored results are unreadable, or as `render_package`.
+        UsageError: The folder of template overrides is not there, or the spec names it where it
+            is not found without parsing.
     """
     from vlmgen.render.package import package_bytes, render_package
     from vlmgen.spec.load import load_spec
 
     spec = load_spec(spec_path)
+    origin = origin or origin_of(spec_path)
+    if spec.templates and origin.overrides is None:
+        raise UsageError(
+            f"{spec_path}: templates is {spec.templates!r}, not on a line of its own; "
+            "legal is `templates: DIR` at the beginning of a line"
+        )
     results_text = read_results(spec_path, spec.family)
     results = None if results_text is None else parse_results(results_text, spec_path)
-    package = render_package(spec, layout, results, search)
-    return spec.family, package_bytes(package, spec_texts(spec_path), results_text)
+    package = render_package(spec, layout, results, origin.search)
+    return spec.family, package_bytes(package, origin, spec_texts(spec_path), results_text)
 
 
 def generate(
@@ -78,6 +98,7 @@ def generate(
     dry_run: bool = False,
     diff: bool = False,
     force: bool = False,
+    templates: Path | None = None,
     search: Sequence[Path] | None = None,
 ) -> GenerationResult:
     """Generate the package of a spec into a directory.
@@ -90,25 +111,25 @@ def generate(
         dry_run: Write nothing, report what would be written.
         diff: As `dry_run`, with a unified diff.
         force: Overwrite files that were edited by hand.
-        search: Template directories; by default those that ship with vlmgen.
+        templates: Folder of template overrides; by default the one that the spec names.
+        search: Template directories below it; by default those that ship with vlmgen.
 
     Raises:
         SpecError: The spec is faulty.
         OutputError: The directory may not be written; nothing was.
-        UsageError: There is no such layout.
+        UsageError: There is no such layout, or no such folder of overrides.
     """
     spec_path = Path(spec_path)
     planning.layout_rows(layout)
     preview = dry_run or diff
-    family = _stated_family(spec_path)
-    if family and not force:
-        target = _target(out, family, layout)
-        manifest = up_to_date(spec_path, family, target, layout, search)
-        if manifest:
-            paths = sorted([*manifest.files, MANIFEST_PATH])
-            return GenerationResult(target, tuple((path, "unchanged") for path in paths))
-    family, files = render_spec_file(spec_path, layout, search)
+    family = family_of(spec_path)
     target = _target(out, family, layout)
+    origin = origin_of(spec_path, target, templates, search)
+    manifest = None if force else up_to_date(spec_path, family, target, layout, origin)
+    if manifest:
+        paths = sorted([*manifest.files, MANIFEST_PATH])
+        return GenerationResult(target, tuple((path, "unchanged") for path in paths))
+    _, files = render_spec_file(spec_path, layout, origin)
     if preview:
         before = publish.inspect(target)
         publish.refuse_foreign(target, before)
@@ -124,10 +145,10 @@ def generate(
 
 
 def unified_diff(old: Mapping[str, bytes], new: Mapping[str, bytes]) -> str:
-    """Unified diff between two trees, files in sorted order, the manifest left out."""
+    """Unified diff between two trees, files in sorted order, vlmgen's records left out."""
     lines: list[str] = []
-    for path in sorted({*old, *new} - {MANIFEST_PATH}):
-        if old.get(path) != new.get(path):
+    for path in sorted({*old, *new}):
+        if not path.startswith(f"{FOLDER}/") and old.get(path) != new.get(path):
             lines += difflib.unified_diff(
                 _lines(old.get(path)),
                 _lines(new.get(path)),
@@ -156,7 +177,10 @@ def _statuses(
             return "unchanged"
         return "edited" if path in before.edited else "changed"
 
-    return tuple((path, status(path)) for path in sorted({*before.contents, *files}))
+    paths = sorted({*before.contents, *files})
+    return tuple(
+        (path, status(path)) for path in paths if path == MANIFEST_PATH or not is_own(path)
+    )
 
 
 def _target(out: str | os.PathLike[str] | None, family: str, layout: planning.Layout) -> Path:
@@ -165,6 +189,20 @@ def _target(out: str | os.PathLike[str] | None, family: str, layout: planning.La
         out = Path("generated" if layout == "out-of-tree" else "build/in-tree") / family
     target = Path(os.path.normpath(out))
     return target if target.name else Path(os.path.abspath(target))
+
+
+def family_of(spec_path: Path) -> str:
+    """The family of a spec, without parsing it where the family stands on a line of its own.
+
+    Raises:
+        SpecError: The spec is faulty, and that is all there is to say of it.
+    """
+    family = _stated_family(spec_path)
+    if family is None:
+        from vlmgen.spec.load import load_spec
+
+        family = load_spec(spec_path).family
+    return family
 
 
 def _stated_family(spec_path: Path) -> str | None:
@@ -208,52 +246,65 @@ def parse_results(content: bytes, spec_path: Path) -> dict[str, Any]:
         ) from error
 
 
-def up_to_date(
-    spec_path: Path,
-    family: str,
-    target: Path,
-    layout: planning.Layout,
-    search: Sequence[Path] | None,
-) -> Manifest | None:
-    """The target's manifest if every input and every file hashes to what it records.
+def is_current(
+    manifest: Manifest, spec_path: Path, family: str, layout: planning.Layout, origin: Origin
+) -> bool:
+    """Whether every input of a package hashes to what its manifest records.
 
-    Anything unusual gives None; the full way then finds the words for it.
+    Then rendering would give what it gave before. Anything unusual gives False; the full way then
+    finds the words for it.
     """
+    recorded = (manifest.vlmgen, manifest.layout, manifest.origin, manifest.templates_from)
     try:
-        manifest = read_manifest(target)
         if (
-            manifest is None
-            or (manifest.vlmgen, manifest.layout) != (vlmgen.__version__, layout)
+            recorded != (vlmgen.__version__, layout, origin.spec, origin.templates_from)
             or (manifest.spec, dict(manifest.bases)) != spec_hashes(spec_path)
             or manifest.generator != generator_sha256()
         ):
-            return None
+            return False
         results = read_results(spec_path, family)
         if manifest.results != (None if results is None else text_sha256(results)):
-            return None
-        directories = search or templates.directories()
-        package_plan = planning.plan_package(family, layout, directories)
+            return False
+        package_plan = planning.plan_package(family, layout, origin.search)
         planned = {file.path: file.template for file in package_plan.files}
         absent = planned.keys() - manifest.files.keys()  # rendered to nothing, or never
         if manifest.files.keys() - planned.keys():
-            return None
+            return False
         if any(planned[path] not in manifest.templates for path in absent):
-            return None
-        for name, recorded in manifest.templates.items():
-            if sha256(templates.read(directories, name)) != recorded:
-                return None
-        for name, recorded in manifest.sources.items():
-            if text_sha256(planning.source_bytes(name)) != recorded:
-                return None
-        with publish.locked(target.parent):
-            before = publish.inspect(target)
-        clean = not (before.edited or before.foreign)
-        present = set(before.contents) == {*manifest.files, MANIFEST_PATH}
-        same = before.contents.get(MANIFEST_PATH) == manifest.to_bytes()
-        return manifest if clean and present and same else None
+            return False
+        for name, digest in manifest.templates.items():
+            if sha256(template_files.read(origin.search, name)) != digest:
+                return False
+        folder = origin.overrides
+        overrides = [n for n in manifest.templates if folder and (folder / n).is_file()]
+        if sorted(overrides) != list(manifest.overrides):
+            return False
+        return all(
+            text_sha256(planning.source_bytes(name)) == digest
+            for name, digest in manifest.sources.items()
+        )
     except (OSError, OutputError):
-        return None
+        return False
     except Exception as error:  # jinja2.TemplateNotFound, without importing jinja2 for it
         if type(error).__name__ == "TemplateNotFound":
-            return None
+            return False
         raise
+
+
+def up_to_date(
+    spec_path: Path, family: str, target: Path, layout: planning.Layout, origin: Origin
+) -> Manifest | None:
+    """The target's manifest if every input and every file hashes to what it records."""
+    try:
+        manifest = read_manifest(target)
+        if manifest is None or not is_current(manifest, spec_path, family, layout, origin):
+            return None
+        with publish.locked(target.parent):
+            before = publish.inspect(target)
+    except (OSError, OutputError):
+        return None
+    clean = not (before.edited or before.foreign)
+    records = {MANIFEST_PATH, ATTRIBUTES_PATH, *map(base_path, manifest.files.values())}
+    present = set(before.contents) == {*manifest.files, *records}
+    same = before.contents.get(MANIFEST_PATH) == manifest.to_bytes()
+    return manifest if clean and present and same else None

@@ -1,7 +1,18 @@
-"""`.vlmgen/manifest.json` of a package: what it was generated from, and the hash of every file.
+"""`.vlmgen/` of a package: what it was generated from, and the text of every file as generated.
 
-It holds no time and no path of the machine, so that equal input gives equal bytes. It answers two
-questions without rendering anything: is the package up to date, and was a file edited by hand?
+`manifest.json` holds no time and no path of the machine, so that equal input gives equal bytes. It
+answers two questions without rendering anything: is the package up to date, and was a file edited
+by hand?
+
+`base/<sha256>` holds the generated text of every file, from which `vlmgen update` merges. When an
+edit is noticed its base is gone from the disk, and the old templates are gone after an upgrade, so
+neither "store what was edited" nor "render it again" would do. The texts are stored plain: git
+keeps a blob once however many paths have it, so the base of an unedited file costs a repository
+nothing but its name; compressed it would be a second blob with every change, and its bytes would
+depend on the build of zlib. `.gitattributes` keeps the folder out of diffs and its line ends as
+they are.
+
+`edits.json` exists where hand edits were taken over, see `vlmgen.render.edits`.
 """
 
 from __future__ import annotations
@@ -9,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -17,10 +28,16 @@ from typing import Any
 from vlmgen.errors import OutputError
 from vlmgen.render.paths import is_safe_path
 
-MANIFEST_PATH = ".vlmgen/manifest.json"
-FORMAT = 1
+FOLDER = ".vlmgen"
+MANIFEST_PATH = f"{FOLDER}/manifest.json"
+EDITS_PATH = f"{FOLDER}/edits.json"
+ATTRIBUTES_PATH = f"{FOLDER}/.gitattributes"
+ATTRIBUTES = b"base/* -text -diff linguist-generated\n"
+BASE_FOLDER = f"{FOLDER}/base"
+FORMAT = 2
 NO_HASH = "0" * 64
 _HASH = re.compile(r"[0-9a-f]{64}\Z")
+_BASE = re.compile(re.escape(BASE_FOLDER) + r"/[0-9a-f]{64}\Z")
 
 # The modules of vlmgen that decide the text of a package. Those that load and check a spec, and
 # those that write files, are not among them: changing a message there leaves the packages alone.
@@ -80,23 +97,30 @@ class Manifest:
         vlmgen: Version of vlmgen.
         generator: Hash of the generating code.
         layout: `out-of-tree` or `in-tree`.
+        origin: The spec file, relative to the package; its bare name where it lies elsewhere.
         spec: Hash of the spec file.
         bases: Hash of every spec that it extends, by file name, the nearest first.
         results: Hash of the stored validation results, or None where there are none.
         templates: Hash of every template used, by name.
         sources: Hash of every file of vlmgen that the package copies or quotes, by path.
-        files: Hash of every file of the package but the manifest, by path.
+        files: Hash of every generated file but those in `.vlmgen/`, by path.
+        templates_from: Folder of template overrides that the command line named, written as
+            `origin` is; None where it named none.
+        overrides: Names of the templates that came from a folder of overrides.
     """
 
     vlmgen: str
     generator: str
     layout: str
+    origin: str
     spec: str
     bases: Mapping[str, str]
     results: str | None
     templates: Mapping[str, str]
     sources: Mapping[str, str]
     files: Mapping[str, str]
+    templates_from: str | None = None
+    overrides: Sequence[str] = ()
 
     def to_bytes(self) -> bytes:
         """The manifest as JSON with sorted keys."""
@@ -119,7 +143,9 @@ class Manifest:
             files = body["files"]
             if body["format"] != FORMAT or set(body) != {"format", *cls.__dataclass_fields__}:
                 # Of another version: good for telling which files were generated, never current.
-                manifest = cls("", NO_HASH, "", NO_HASH, {}, None, {}, {}, files)
+                layout = body.get("layout")
+                layout = layout if isinstance(layout, str) else ""
+                manifest = cls("", NO_HASH, layout, "", NO_HASH, {}, None, {}, {}, files)
             else:
                 manifest = cls(**{name: body[name] for name in cls.__dataclass_fields__})
             manifest._check()
@@ -132,7 +158,7 @@ class Manifest:
         return manifest
 
     def _check(self) -> None:
-        for text in (self.vlmgen, self.layout):
+        for text in (self.vlmgen, self.layout, self.origin, self.templates_from or "."):
             if not isinstance(text, str):
                 raise ValueError(f"{text!r} is not text")
         hashes: list[Any] = [self.generator, self.spec, *self.templates.values()]
@@ -143,11 +169,27 @@ class Manifest:
             *([] if self.results is None else [self.results]),
         ]
         for value in hashes:
-            if not (isinstance(value, str) and _HASH.match(value)):
+            if not is_hash(value):
                 raise ValueError(f"{value!r} is not a SHA-256")
-        for path in (*self.files, *self.sources, *self.templates, *self.bases):
-            if not is_safe_path(path) or path == MANIFEST_PATH:
+        paths = (*self.files, *self.sources, *self.templates, *self.bases, *self.overrides)
+        for path in paths:
+            if not is_safe_path(path) or is_own(path):
                 raise ValueError(f"{path!r} is not a path within the package")
+
+
+def is_hash(value: Any) -> bool:
+    """Whether a value is a hash as `sha256` writes it."""
+    return isinstance(value, str) and bool(_HASH.match(value))
+
+
+def base_path(digest: str) -> str:
+    """Where the generated text of a hash lies in a package."""
+    return f"{BASE_FOLDER}/{digest}"
+
+
+def is_own(path: str) -> bool:
+    """Whether a path of a package is one of vlmgen's records, not of the package itself."""
+    return path in (MANIFEST_PATH, EDITS_PATH, ATTRIBUTES_PATH) or bool(_BASE.match(path))
 
 
 def read_manifest(target: Path) -> Manifest | None:

@@ -11,7 +11,17 @@ import vlmgen
 from vlmgen.render import plan as planning
 from vlmgen.render.environment import environment
 from vlmgen.render.format import format_modules, format_text
-from vlmgen.render.manifest import MANIFEST_PATH, Manifest, generator_sha256, sha256, text_sha256
+from vlmgen.render.manifest import (
+    ATTRIBUTES,
+    ATTRIBUTES_PATH,
+    MANIFEST_PATH,
+    Manifest,
+    base_path,
+    generator_sha256,
+    sha256,
+    text_sha256,
+)
+from vlmgen.render.origin import Origin
 from vlmgen.render.paths import check_paths
 
 if TYPE_CHECKING:
@@ -90,12 +100,16 @@ def render_package(
 
 
 def package_bytes(
-    package: RenderedPackage, specs: Mapping[str, bytes], results_text: bytes | None
+    package: RenderedPackage,
+    origin: Origin,
+    specs: Mapping[str, bytes],
+    results_text: bytes | None,
 ) -> dict[str, bytes]:
-    """Every file of a package with its manifest, as published.
+    """Every file of a package with vlmgen's records of it, as published.
 
     Args:
         package: The rendered package.
+        origin: What it was generated from.
         specs: Name -> text of the spec file and of those it extends, the spec first.
         results_text: The stored results file, or None.
     """
@@ -105,11 +119,26 @@ def package_bytes(
         vlmgen=vlmgen.__version__,
         generator=generator_sha256(),
         layout=package.plan.layout,
+        origin=origin.spec,
         spec=spec_hash,
         bases=dict(base_hashes),
         results=None if results_text is None else text_sha256(results_text),
         templates=package.templates,
         sources=package.sources,
         files={path: sha256(content) for path, content in files.items()},
+        templates_from=origin.templates_from,
+        overrides=overridden(package, origin),
     )
-    return {**files, MANIFEST_PATH: manifest.to_bytes()}
+    bases = {base_path(manifest.files[path]): content for path, content in files.items()}
+    return {
+        **files,
+        **bases,
+        ATTRIBUTES_PATH: ATTRIBUTES,
+        MANIFEST_PATH: manifest.to_bytes(),
+    }
+
+
+def overridden(package: RenderedPackage, origin: Origin) -> list[str]:
+    """Names of the templates of a package that came from its folder of overrides."""
+    folder = origin.overrides
+    return sorted(name for name in package.templates if folder and (folder / name).is_file())

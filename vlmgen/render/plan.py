@@ -203,10 +203,13 @@ def quoted_sources(spec: Spec) -> list[str]:
 
 
 def spec_text(spec: Spec) -> str:
-    """The resolved spec as YAML; loading it gives an equal spec."""
+    """The resolved spec as YAML; loading it gives an equal spec, but for the folder of overrides.
+
+    That one is relative to the spec it was named in, and means nothing beside the package.
+    """
     from vlmgen.render.escaping import to_yaml
 
-    body = to_yaml(spec.model_dump(mode="json", exclude_none=True))
+    body = to_yaml(spec.model_dump(mode="json", exclude_none=True, exclude={"templates"}))
     return f"{SCHEMA_COMMENT}# The resolved spec this package was generated from.\n{body}"
 
 

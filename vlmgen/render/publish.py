@@ -5,6 +5,9 @@ place in one step: the two names are exchanged (renameat2 with RENAME_EXCHANGE),
 moment the target is either the whole old or the whole new tree. Where the file system cannot
 exchange, the old tree is renamed aside and the new one in; an interruption between the two is
 mended by the next run. One run at a time per parent directory, by a lock on the directory itself.
+
+What is not vlmgen's goes over into the new tree as hard links, so that it is the same file before
+and after, whatever it is; only directories are made anew, with the mode that they had.
 """
 
 from __future__ import annotations
@@ -16,12 +19,12 @@ import fcntl
 import os
 import shutil
 import stat
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from vlmgen.errors import OutputError
-from vlmgen.render.manifest import MANIFEST_PATH, read_manifest, sha256
+from vlmgen.render.manifest import FOLDER, is_own, read_manifest, sha256
 from vlmgen.render.paths import check_paths
 
 # What running tests or tools leaves in a package; none of it is vlmgen's, and it is kept.
@@ -59,20 +62,25 @@ class Inspection:
     """What is in a target directory before anything is written.
 
     Args:
-        contents: The bytes of every file of the old manifest that is there, and of the manifest.
+        contents: The bytes of every file of the old manifest that is there, and of vlmgen's
+            records.
         edited: Files whose bytes differ from the manifest.
         foreign: Files that are not in the manifest.
-        caches: Cache directories to keep.
+        stamps: What `stat` says of every file, to notice a change later.
     """
 
     contents: Mapping[str, bytes]
-    edited: tuple[str, ...]
-    foreign: tuple[str, ...]
-    caches: tuple[str, ...]
+    edited: tuple[str, ...] = ()
+    foreign: tuple[str, ...] = ()
+    stamps: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
-def inspect(target: Path) -> Inspection:
+def inspect(target: Path, *, foreign_links: bool = False) -> Inspection:
     """Look at a target directory, following no symbolic link.
+
+    Args:
+        target: The directory.
+        foreign_links: Take a symbolic link that is in no generated file's way for a foreign file.
 
     Raises:
         SymlinkError: The target or something in it is a symbolic link.
@@ -81,11 +89,11 @@ def inspect(target: Path) -> Inspection:
     try:
         mode = target.lstat().st_mode
     except FileNotFoundError:
-        return Inspection({}, (), (), ())
+        return Inspection({})
     if stat.S_ISLNK(mode):
         raise SymlinkError(
             f"{target}: is a symbolic link to {os.readlink(target)}; vlmgen writes through none",
-            hint="name the directory itself with --out",
+            hint="name the directory itself",
         )
     if not stat.S_ISDIR(mode):
         raise OutputError(f"{target}: is not a directory; legal is a new or a generated directory")
@@ -94,22 +102,31 @@ def inspect(target: Path) -> Inspection:
     contents: dict[str, bytes] = {}
     edited: list[str] = []
     foreign: list[str] = []
-    caches: list[str] = []
+    stamps: dict[str, tuple[int, ...]] = {}
     for path, entry in _walk(target, ""):
-        if entry.is_symlink():
+        if entry.is_symlink() and not (foreign_links and _is_aside(path, known)):
             raise SymlinkError(
                 f"{target}/{path}: is a symbolic link; vlmgen writes through none and keeps none",
                 hint="remove the link, or generate into another directory with --out",
             )
         if entry.is_dir(follow_symlinks=False):
-            caches.append(path)
-        elif entry.is_file() and (path in known or (manifest and path == MANIFEST_PATH)):
+            continue
+        status = entry.stat(follow_symlinks=False)
+        stamps[path] = (status.st_ino, status.st_mtime_ns, status.st_size, status.st_mode)
+        if stat.S_ISREG(status.st_mode) and (path in known or (manifest and is_own(path))):
             contents[path] = Path(entry.path).read_bytes()
             if path in known and sha256(contents[path]) != known[path]:
                 edited.append(path)
         else:
             foreign.append(path)
-    return Inspection(contents, tuple(edited), tuple(foreign), tuple(caches))
+    return Inspection(contents, tuple(edited), tuple(foreign), stamps)
+
+
+def _is_aside(path: str, known: Collection[str]) -> bool:
+    """Whether no generated file, and none of vlmgen's records, lies at a path or behind it."""
+    return not f"{path}/".startswith(f"{FOLDER}/") and not any(
+        name == path or name.startswith(f"{path}/") for name in known
+    )
 
 
 def _walk(directory: Path, prefix: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
@@ -120,7 +137,7 @@ def _walk(directory: Path, prefix: str) -> Iterator[tuple[str, os.DirEntry[str]]
         path = prefix + entry.name
         if entry.is_symlink() or not entry.is_dir(follow_symlinks=False):
             yield path, entry
-        elif entry.name in CACHE_DIRECTORIES or entry.name.endswith(CACHE_SUFFIX):
+        elif _is_cache(entry.name):
             yield path, entry
         else:
             yield from _walk(Path(entry.path), path + "/")
@@ -152,8 +169,9 @@ def refuse_edited(target: Path, edited: Iterable[str]) -> None:
         raise EditedFilesError(
             f"{target}: generated files were edited by hand; nothing was written:\n"
             f"{_listed(paths)}\n"
-            "legal is a package as it was generated; changes belong in the spec or the templates",
-            hint="--diff shows what would change; --force overwrites the edits",
+            "legal is a package as it was generated",
+            hint="`vlmgen update` carries the edits over; --diff shows what would change; --force "
+            "overwrites the edits",
         )
 
 
@@ -184,11 +202,21 @@ def recover(target: Path) -> None:
     for stale in left:
         if stale.name.startswith((f".{target.name}{_STAGING}", f".{target.name}{_OLD}")):
             if stale.is_dir() and not stale.is_symlink():
-                shutil.rmtree(stale)
+                _remove_tree(stale)
+
+
+def _remove_tree(stale: Path) -> None:
+    """Remove a tree, directories too that their owner may not write."""
+    try:
+        shutil.rmtree(stale)
+    except PermissionError:
+        for name, _, _ in os.walk(stale):
+            os.chmod(name, stat.S_IRWXU)
+        shutil.rmtree(stale)
 
 
 def publish(target: Path, files: Mapping[str, bytes], *, force: bool = False) -> Inspection:
-    """Make a directory hold exactly these files, in one step.
+    """Make a directory hold exactly these files and caches, in one step.
 
     Args:
         target: The directory; made if it does not exist, its parents too.
@@ -205,68 +233,177 @@ def publish(target: Path, files: Mapping[str, bytes], *, force: bool = False) ->
         OutputError: A path leaves the target or collides, or the system refused to write.
     """
     check_paths(files)
+    with writing(target) as before:
+        refuse_foreign(target, before)
+        if not force:
+            refuse_edited(target, (p for p in before.edited if before.contents[p] != files.get(p)))
+        replace(target, files, before)
+    return before
+
+
+@contextlib.contextmanager
+def writing(target: Path, *, foreign_links: bool = False) -> Iterator[Inspection]:
+    """Hold the lock of a target, with what an interrupted run left mended.
+
+    Args:
+        target: The directory; its parents are made.
+        foreign_links: As for `inspect`.
+
+    Raises:
+        OutputError: The system refused to write, or as `inspect`.
+    """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with locked(target.parent):
             recover(target)
-            before = inspect(target)
-            refuse_foreign(target, before)
-            if not force:
-                refuse_edited(
-                    target, (p for p in before.edited if before.contents[p] != files.get(p))
-                )
-            if dict(before.contents) != dict(files):
-                _replace(target, files, before)
+            yield inspect(target, foreign_links=foreign_links)
     except OSError as error:
         raise OutputError(
-            f"{error.filename or target}: {error.strerror}; the old tree was kept",
+            f"{error.filename or target}: {error.strerror or error}; the old tree was kept",
             hint="the parent directory must be writable",
         ) from error
-    return before
 
 
-def _replace(target: Path, files: Mapping[str, bytes], before: Inspection) -> None:
+def replace(target: Path, files: Mapping[str, bytes], before: Inspection) -> bool:
+    """Make the files of vlmgen in a directory these, in one step; call with the lock held.
+
+    Args:
+        target: The directory; files that are not in `before.contents` stay as they are.
+        files: Content by path, vlmgen's records included.
+        before: What `inspect` found.
+
+    Returns:
+        Whether anything was to do.
+
+    Raises:
+        OutputError: A path collides with a foreign file, or something changed since the inspection.
+    """
+    if dict(before.contents) == dict(files):
+        return False
+    check_paths(files)
     staging = target.parent / f".{target.name}{_STAGING}{os.getpid()}"
     try:
         _write_tree(staging, files, before, target)
         if not target.exists():
             os.rename(staging, target)
-        elif not _exchange(staging, target):
-            old = target.parent / f".{target.name}{_OLD}{os.getpid()}"
-            os.rename(target, old)
-            os.rename(staging, target)
+        else:
+            _refuse_changed(target, before)
+            if not _exchange(staging, target):
+                old = target.parent / f".{target.name}{_OLD}{os.getpid()}"
+                os.rename(target, old)
+                os.rename(staging, target)
         _sync_directory(target.parent)
     finally:
         recover(target)
+    return True
+
+
+def add(target: Path, records: Mapping[str, bytes], before: Inspection) -> None:
+    """Put vlmgen's records beside files that are there, in one step; call with the lock held.
+
+    Args:
+        target: A directory without records.
+        records: Content by path, all of them in `.vlmgen/`.
+        before: What `inspect` found.
+
+    Raises:
+        OutputError: Something changed since the inspection.
+    """
+    check_paths(records)
+    staging = target.parent / f".{target.name}{_STAGING}{os.getpid()}"
+    try:
+        _write_tree(staging, records, Inspection({}), staging)
+        _refuse_changed(target, before)
+        os.rename(staging / FOLDER, target / FOLDER)
+        _sync_directory(target)
+    finally:
+        recover(target)
+
+
+def _refuse_changed(target: Path, before: Inspection) -> None:
+    """Raise where somebody wrote into the target since it was inspected: that would be lost."""
+    now = inspect(target, foreign_links=True).stamps
+    changed = sorted(p for p in {*now, *before.stamps} if now.get(p) != before.stamps.get(p))
+    if changed:
+        raise OutputError(
+            f"{target}: files changed while vlmgen was at work; nothing was written:\n"
+            f"{_listed(tuple(changed))}",
+            hint="run it again",
+        )
 
 
 def _write_tree(
     staging: Path, files: Mapping[str, bytes], before: Inspection, target: Path
 ) -> None:
+    caches: list[str] = []
+    is_new = not target.exists()
     staging.mkdir()
-    directories = {staging}
+    if not is_new:
+        _carry(target, staging, "", before.contents.keys(), caches)
     for path in sorted(files):
         destination = staging / path
-        if destination.parent not in directories:
-            destination.parent.mkdir(parents=True, exist_ok=True)
-            directories.update(p for p in destination.parents if staging in (p, *p.parents))
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        if before.contents.get(path) == files[path]:
+            _link_or_copy(target / path, destination)
+            continue
         with open(destination, "xb") as stream:
             stream.write(files[path])
             stream.flush()
             os.fsync(stream.fileno())
-        if before.contents.get(path) == files[path]:
-            old = (target / path).lstat()
-            os.utime(destination, ns=(old.st_atime_ns, old.st_mtime_ns))
-    for cache in before.caches:
-        if (staging / cache).parent.is_dir():
+        if path in before.contents:
+            shutil.copymode(target / path, destination)
+    for path in caches:
+        if (staging / path).parent.is_dir():
             shutil.copytree(
-                target / cache, staging / cache, symlinks=True, copy_function=_link_or_copy
+                target / path, staging / path, symlinks=True, copy_function=_link_or_copy
             )
-    for directory in sorted(directories, reverse=True):
+    for name, directories, _ in os.walk(staging, topdown=True):
+        directories[:] = [each for each in directories if not _is_cache(each)]
+        directory = Path(name)
+        old = target / directory.relative_to(staging)
+        if old.is_dir():
+            shutil.copymode(old, directory)
         _sync_directory(directory)
 
 
-def _link_or_copy(source: str, destination: str) -> None:
+def _carry(old: Path, new: Path, prefix: str, known: Collection[str], caches: list[str]) -> bool:
+    """Link everything that is not vlmgen's from one tree into another.
+
+    Args:
+        old: A directory of the old tree.
+        new: The same directory of the new tree; made where something goes into it.
+        prefix: Its path in the tree, with a slash at the end.
+        known: Paths that are vlmgen's.
+        caches: Cache directories that were passed over are added here.
+
+    Returns:
+        Whether the directory is in the new tree now.
+    """
+    with os.scandir(old) as found:
+        entries = sorted(found, key=lambda entry: entry.name)
+    if old.lstat().st_dev != old.parent.lstat().st_dev and prefix:
+        raise OSError(errno.EXDEV, "is a mounted file system within the package", str(old))
+    kept = not entries  # an empty directory is somebody's too
+    for entry in entries:
+        path = prefix + entry.name
+        if _is_cache(entry.name) and entry.is_dir(follow_symlinks=False):
+            caches.append(path)
+        elif entry.is_dir(follow_symlinks=False):
+            kept |= _carry(Path(entry.path), new / entry.name, path + "/", known, caches)
+        elif path not in known:
+            new.mkdir(parents=True, exist_ok=True)
+            _link_or_copy(Path(entry.path), new / entry.name)
+            kept = True
+    if kept:
+        new.mkdir(parents=True, exist_ok=True)
+    return kept
+
+
+def _is_cache(name: str) -> bool:
+    return name in CACHE_DIRECTORIES or name.endswith(CACHE_SUFFIX)
+
+
+def _link_or_copy(source: Path, destination: Path) -> None:
     try:
         os.link(source, destination, follow_symlinks=False)
     except OSError:

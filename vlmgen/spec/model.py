@@ -16,6 +16,7 @@ from vlmgen.spec.types import (
     CheckpointName,
     ClassName,
     FamilyName,
+    FolderPath,
     FormatVersion,
     ModelType,
     Sequence,
@@ -68,6 +69,11 @@ class Spec(SpecModel):
     )
     reference: Reference = Field(description="The Hugging Face implementation.")
     tiny: FamilyName = Field(description="Name of the tiny checkpoint description.")
+    templates: FolderPath | None = Field(
+        default=None,
+        description="Folder of template overrides, relative to the file that names it; searched "
+        "before the templates that ship with vlmgen.",
+    )
 
     @property
     def checkpoint_names(self) -> tuple[str, ...]:
