@@ -106,7 +106,9 @@ def test_drift_of_check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     from vlmgen.render.drift import Difference
 
     difference = Difference("q/x.py", "changed", "generated/q/x.py: differs", "-a\n+b\n")
-    monkeypatch.setattr("vlmgen.render.drift.drift", lambda specs, generated: [difference])
+    monkeypatch.setattr(
+        "vlmgen.render.drift.drift", lambda specs, generated, templates: [difference]
+    )
     monkeypatch.setattr("vlmgen.check.run.run_checks", lambda *a, **k: [])
     monkeypatch.chdir(tmp_path)
     result = runner.invoke(app, ["check", "--all", "--format", "github"])
@@ -117,9 +119,9 @@ def test_drift_of_check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
 
 
 def test_diff(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vlmgen.render.difference import Cause, FileChange, PackageDifference
+    from vlmgen.render.attribution import Cause, Hunk
+    from vlmgen.render.difference import FileChange, PackageDifference
 
-    text = "--- a/x.py\n+++ b/x.py\n@@ -12,3 +12,3 @@\n-a\n+b\n"
     template = (Cause("template", "package/x.py.j2"),)
     found = [
         PackageDifference(Path("generated/same"), Path("specs/same.yaml"), "same"),
@@ -130,12 +132,14 @@ def test_diff(monkeypatch: pytest.MonkeyPatch) -> None:
             "changed",
             template,
             (
-                FileChange("x.py", "changed", template, 1, 1, text),
-                FileChange("y.py", "new", (), 3, 0, "--- /dev/null\n@@ -0,0 +1,3 @@\n"),
+                FileChange(
+                    "x.py", "changed", template, (Hunk(12, 3, 12, 3, template, ("-a\n", "+b\n")),)
+                ),
+                FileChange("y.py", "new", (), (Hunk(0, 0, 1, 3, (), ("+a\n",) * 3),)),
             ),
         ),
     ]
-    monkeypatch.setattr("vlmgen.render.difference.differences", lambda *a: found)
+    monkeypatch.setattr("vlmgen.render.difference.differences", lambda *a, **k: found)
     result = runner.invoke(app, ["diff", "--check", "--format", "github"])
     assert result.exit_code == 4
     gone, changed, new = map(read, result.stdout.splitlines())

@@ -6,7 +6,6 @@ file=..,line=..,col=..,title=..::message`, with %, line ends and, in properties,
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,9 +14,6 @@ from vlmgen.errors import Problem
 
 if TYPE_CHECKING:
     from vlmgen.render.difference import PackageDifference
-
-# Where the first hunk of a unified diff begins in the file that is there.
-_HUNK = re.compile(r"^@@ -(\d+)", re.MULTILINE)
 
 
 def annotation(file: str, line: int, column: int, title: str, message: str) -> str:
@@ -55,12 +51,12 @@ def difference_annotations(difference: PackageDifference) -> Iterator[str]:
     if difference.state != "changed":
         yield annotation(str(difference.package), 0, 0, "VG007", difference.state)
     for file in difference.files:
-        hunk = _HUNK.search(file.diff) if file.status == "changed" else None
         causes = ", ".join(cause.text() for cause in file.causes)
         message = f"a regeneration would change this file (+{file.added} -{file.removed})"
         message += f": {causes}" if causes else ""
+        first = file.hunks[0].old_start if file.status == "changed" else 0
         place = (difference.package / file.path).as_posix()
-        yield annotation(place, int(hunk[1]) if hunk else 0, 0, "VG007", message)
+        yield annotation(place, first, 0, "VG007", message)
 
 
 def _relative(file: str) -> str:

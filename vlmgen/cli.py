@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -183,7 +184,8 @@ def diff(
     ] = None,
     diff_all: Annotated[bool, typer.Option("--all", help="Every spec and every package.")] = False,
     check_only: Annotated[
-        bool, typer.Option("--check", help="Exit 4 if a package would change.")
+        bool,
+        typer.Option("--check", help="Exit 4 and list the files if a package would change."),
     ] = False,
     stat: Annotated[bool, typer.Option("--stat", help="Counts of lines, no diff.")] = False,
     specs: Annotated[Path, typer.Option(help="Directory of the specs.")] = Path("specs"),
@@ -210,11 +212,13 @@ def diff(
                 print(line)
     else:
         for difference in found:
-            _print_difference(difference, stat)
+            if not check_only or difference.state != "same":
+                _print_difference(difference, stat or check_only)
     changed = [difference for difference in found if difference.state != "same"]
     if check_only and changed:
         names = ", ".join(difference.package.name for difference in changed)
-        raise CheckFailed(f"{len(changed)} of {len(found)} packages would change: {names}")
+        message = f"{len(changed)} of {len(found)} packages would change: {names}"
+        raise CheckFailed(message, hint=_mend(changed, specs, generated, templates))
 
 
 @app.command(epilog="Example: vlmgen check generated/NAME, or vlmgen check --all")
@@ -651,6 +655,25 @@ def _print_parallel(table: ParallelTable, memory: Mapping[int, RankMemory]) -> N
     console.print(vision)
 
 
+def _mend(
+    changed: list[PackageDifference], specs: Path, generated: Path, templates: Path | None
+) -> str:
+    """The command that makes packages what their specs give; empty where none does."""
+    present = [difference for difference in changed if difference.state == "changed"]
+    if not present:
+        return ""
+    words = ["vlmgen", "update"]
+    if len(present) == 1:
+        words.append(str(present[0].package))
+    else:
+        words.append("--all")
+        named = (("--specs", specs, "specs"), ("--generated", generated, "generated"))
+        for option, path, default in named:
+            words += [option, str(path)] if path != Path(default) else []
+    words += ["--templates", str(templates)] if templates else []
+    return f"run `{shlex.join(words)}`"
+
+
 def _print_difference(difference: PackageDifference, stat: bool) -> None:
     if difference.state in ("no package", "no spec"):
         mend = f": run `vlmgen new {difference.spec}`" if difference.spec else ""
@@ -664,9 +687,7 @@ def _print_difference(difference: PackageDifference, stat: bool) -> None:
     for cause in difference.causes:
         print(f"  because of {cause.text()}")
     for file in files:
-        why = ", ".join(cause.name or cause.kind for cause in file.causes if cause.kind != "hand")
-        edited = "edited by hand" if any(c.kind == "hand" for c in file.causes) else ""
-        notes = "; ".join(part for part in (edited, why) if part)
+        notes = "; ".join(cause.short() for cause in file.causes)
         print(f"  {file.status:8} {file.path}  +{file.added} -{file.removed}"
               + (f"  ({notes})" if notes else ""))  # fmt: skip
     if not stat:

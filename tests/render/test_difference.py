@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -178,11 +179,9 @@ def test_lost_and_foreign_files(compare, generated):
     (generated / "qwen3_vl" / "README.md").unlink()
     (generated / "qwen3_vl" / "notes.txt").write_text("mine\n")
     difference = compare()["qwen3_vl"]
-    assert {file.path: file.status for file in difference.files} == {
-        "README.md": "new",
-        "notes.txt": "removed",
-    }
-    assert all([c.kind for c in file.causes] == ["hand"] for file in difference.files)
+    (file,) = difference.files  # what vlmgen did not write stays
+    assert (file.path, file.status) == ("README.md", "new")
+    assert [cause.kind for cause in file.causes] == ["hand"]
 
 
 def test_package_without_a_spec(compare, spec_path):
@@ -207,7 +206,7 @@ def test_package_by_its_folder(spec_path, generated, search):
         spec_path.with_name("own.yaml"),
         "same",
     )
-    with pytest.raises(UsageError, match="holds no generated package"):
+    with pytest.raises(UsageError, match="is not a package"):
         differences(spec_path.parent, generated, [spec_path.parent], search)
 
 
@@ -248,8 +247,8 @@ def command(spec_path, generated, search, monkeypatch):
 
 def test_command_without_changes(command, generated):
     result = command("--all", "--check")
-    assert result.exit_code == 0
-    assert result.stdout.splitlines() == [
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "", "")
+    assert command("--all").stdout.splitlines() == [
         f"{generated}/own: nothing would change",
         f"{generated}/qwen3_vl: nothing would change",
     ]
@@ -272,9 +271,22 @@ def test_command_shows_causes_files_and_diff(command, generated, search):
 def test_check_exits_4_and_names_the_packages(command, search):
     (search[0] / "utils/mrope.py.j2").write_text("A = 2\n")
     assert command("--all", "--stat").exit_code == 0
-    result = command("--all", "--check", "--stat")
+    result = command("--all", "--check")
     assert result.exit_code == 4
-    assert result.stderr == "2 of 2 packages would change: own, qwen3_vl\n"
+    assert f"  changed  {MODULE}/utils/mrope.py  +1 -11  (utils/mrope.py.j2)\n" in result.stdout
+    first, hint = result.stderr.splitlines()
+    assert first == "2 of 2 packages would change: own, qwen3_vl"
+    mend = shlex.split(hint.split("`")[1])
+    assert mend[:3] == ["vlmgen", "update", "--all"]
+    assert runner.invoke(cli.app, mend[1:]).exit_code == 0
+    assert command("--all", "--check").exit_code == 0
+
+
+def test_check_of_one_package_names_the_command_that_mends_it(command, generated, search):
+    (generated / "own" / "README.md").unlink()
+    result = command("--all", "--check")
+    assert result.exit_code == 4
+    assert result.stderr.splitlines()[1] == f"hint: run `vlmgen update {generated}/own`"
 
 
 def test_command_as_json(command, search):
@@ -282,7 +294,9 @@ def test_command_as_json(command, search):
     data = json.loads(command("--json").stdout)
     assert [entry["state"] for entry in data] == ["changed", "changed"]
     (file,) = data[1]["files"]
-    assert file["causes"] == [{"kind": "template", "name": "utils/mrope.py.j2", "how": "changed"}]
+    cause = {"kind": "template", "name": "utils/mrope.py.j2", "how": "changed"}
+    assert file["causes"] == [cause]
+    assert file["hunks"] == [{"old": [1, 11], "new": [1, 1], "causes": [cause]}]
     assert "+A = 2" in file["diff"]
 
 

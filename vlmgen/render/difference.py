@@ -3,66 +3,40 @@
 The manifest of a package holds the hash of everything that it was made from: the spec and its
 bases, every template, the files of vlmgen that it copies or quotes, the generating code, and the
 stored results. What differs from that today is a cause; a file whose bytes are not those of the
-manifest was edited by hand. An edit that `vlmgen update` took over is no difference: it stays.
+manifest was edited by hand. An edit that `vlmgen update` took over is no difference: it stays, and
+so do files that vlmgen did not write. What caused which lines is in `attribution.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import vlmgen
-from vlmgen.errors import OutputError, UsageError
+from vlmgen.errors import OutputError, SpecError, UsageError
 from vlmgen.render import publish
+from vlmgen.render.attribution import Cause, Causes, Hunk, Kind, hunks_of, steps, value_causes
 from vlmgen.render.chain import spec_texts
 from vlmgen.render.edits import without_edits
-from vlmgen.render.generate import parse_results, read_results, unified_diff, up_to_date
+from vlmgen.render.generate import family_of, parse_results, read_results, up_to_date
 from vlmgen.render.manifest import (
     MANIFEST_PATH,
     Manifest,
     generator_sha256,
     is_own,
+    known_texts,
     read_manifest,
-    sha256,
 )
-from vlmgen.render.origin import origin_of, templates_of
+from vlmgen.render.origin import origin_of, spec_of, templates_of
 from vlmgen.render.package import RenderedPackage, package_bytes, render_package
+from vlmgen.render.plan import PackagePlan
 
-Kind = Literal["spec", "base", "template", "source", "generator", "version", "results", "hand"]
+if TYPE_CHECKING:
+    from vlmgen.spec import Spec
+
 State = Literal["same", "changed", "no package", "no spec"]
-
-_WORDS: dict[str, str] = {
-    "spec": "the spec",
-    "base": "a spec that it extends",
-    "template": "a template",
-    "source": "a file that it copies or quotes",
-    "generator": "the generating code of vlmgen",
-    "version": "the version of vlmgen",
-    "results": "the stored results",
-    "hand": "an edit by hand",
-}
-
-
-@dataclass(frozen=True)
-class Cause:
-    """Why a package would change.
-
-    Args:
-        kind: What kind of input.
-        name: Which one, such as a template's name; empty where the kind says it.
-        how: `changed`, `new` or `gone`.
-    """
-
-    kind: Kind
-    name: str = ""
-    how: str = "changed"
-
-    def text(self) -> str:
-        """For a person."""
-        what = _WORDS[self.kind] + (f" {self.name}" if self.name else "")
-        return what if self.kind == "hand" else f"{what} ({self.how})"
 
 
 @dataclass(frozen=True)
@@ -72,18 +46,46 @@ class FileChange:
     Args:
         path: Path in the package.
         status: `new`, `changed` or `removed`.
-        causes: What it can come from; the inputs that the file is made from, where they changed.
-        added: Lines that would come.
-        removed: Lines that would go.
-        diff: Unified diff from the file to what it would be.
+        causes: What its hunks come from.
+        hunks: Lines that would change, with their causes.
     """
 
     path: str
-    status: str
-    causes: tuple[Cause, ...]
-    added: int
-    removed: int
-    diff: str
+    status: Literal["new", "changed", "removed"]
+    causes: Causes
+    hunks: tuple[Hunk, ...]
+
+    @property
+    def added(self) -> int:
+        """Lines that would come."""
+        return self._count("+")
+
+    @property
+    def removed(self) -> int:
+        """Lines that would go."""
+        return self._count("-")
+
+    @property
+    def diff(self) -> str:
+        """Unified diff from the file to what it would be, causes beside the line numbers."""
+        old = "/dev/null" if self.status == "new" else f"a/{self.path}"
+        new = "/dev/null" if self.status == "removed" else f"b/{self.path}"
+        return f"--- {old}\n+++ {new}\n" + "".join(hunk.text() for hunk in self.hunks)
+
+    def _count(self, sign: str) -> int:
+        return sum(line.startswith(sign) for hunk in self.hunks for line in hunk.lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            "path": self.path,
+            "status": self.status,
+            "causes": [cause.to_dict() for cause in self.causes],
+            "added": self.added,
+            "removed": self.removed,
+            "hunks": [hunk.to_dict() for hunk in self.hunks],
+            "diff": self.diff,
+        }
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ class PackageDifference:
     package: Path
     spec: Path | None
     state: State
-    causes: tuple[Cause, ...] = ()
+    causes: Causes = ()
     files: tuple[FileChange, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -110,11 +112,8 @@ class PackageDifference:
             "package": str(self.package),
             "spec": None if self.spec is None else str(self.spec),
             "state": self.state,
-            "causes": [asdict(cause) for cause in self.causes],
-            "files": [
-                {**asdict(file), "causes": [asdict(cause) for cause in file.causes]}
-                for file in self.files
-            ],
+            "causes": [cause.to_dict() for cause in self.causes],
+            "files": [file.to_dict() for file in self.files],
         }
 
 
@@ -130,7 +129,8 @@ def differences(
     Args:
         specs_dir: Directory of the specs.
         generated_dir: Directory of the packages.
-        packages: Folders of packages; empty for every spec and every package.
+        packages: Folders of packages, each compared with the spec that its manifest names; empty
+            for every spec and every package.
         search: Template directories; by default those that ship with vlmgen.
         templates: Folder of template overrides; by default the one that a spec names or that its
             package was generated with.
@@ -140,9 +140,9 @@ def differences(
         OutputError: There are no specs, or a package cannot be read.
         UsageError: A folder holds no package, or a folder of overrides is not there.
     """
-    families = _families(specs_dir)
     if packages:
-        return [_named(package, families, search, templates) for package in packages]
+        return [_named(package, search, templates) for package in packages]
+    families = _families(specs_dir)
     found = []
     for family, spec in families.items():
         target = generated_dir / family
@@ -158,14 +158,12 @@ def differences(
 
 
 def _families(specs_dir: Path) -> dict[str, Path]:
-    from vlmgen.spec.load import load_spec
-
     paths = sorted(specs_dir.glob("*.yaml"))
     if not paths:
         raise OutputError(f"{specs_dir}: holds no specs (*.yaml), so there is nothing to compare")
     families: dict[str, Path] = {}
     for path in paths:
-        family = load_spec(path).family
+        family = family_of(path)
         if family in families:
             raise OutputError(f"{families[family]} and {path} both name the family {family!r}")
         families[family] = path
@@ -173,20 +171,16 @@ def _families(specs_dir: Path) -> dict[str, Path]:
 
 
 def _named(
-    package: Path,
-    families: Mapping[str, Path],
-    search: Sequence[Path] | None,
-    templates: Path | None,
+    package: Path, search: Sequence[Path] | None, templates: Path | None
 ) -> PackageDifference:
-    modules = sorted(package.glob("vllm_neuron_*/__init__.py"))
     manifest = read_manifest(package) if package.is_dir() else None
-    if manifest is None and not modules:
-        raise UsageError(f"{package} holds no generated package")
-    in_tree = sorted(package.glob("vllm_neuron/model/*/__init__.py"))
-    names = [path.parent.name for path in (*modules, *in_tree)]
-    family = names[0].removeprefix("vllm_neuron_") if len(names) == 1 else ""
-    spec = families.get(family)
-    if spec is None:
+    if manifest is None:
+        raise UsageError(
+            f"{package}: is not a package that vlmgen generated, {MANIFEST_PATH} is missing"
+        )
+    try:
+        spec = spec_of(manifest, package)
+    except UsageError:
         return PackageDifference(package, None, "no spec")
     return _compare(package, spec, search, templates)
 
@@ -196,45 +190,105 @@ def _compare(
 ) -> PackageDifference:
     from vlmgen.spec.load import load_spec
 
-    loaded = load_spec(spec)
     manifest = read_manifest(target)
     layout: Any = manifest.layout if manifest and manifest.layout else "out-of-tree"
     templates = templates or (templates_of(manifest, target) if manifest else None)
     origin = origin_of(spec, target, templates, search)
-    if manifest and up_to_date(spec, loaded.family, target, layout, origin):
+    family = family_of(spec)
+    if manifest and up_to_date(spec, family, target, layout, origin):
         return PackageDifference(target, spec, "same")  # the same inputs give the same bytes
-    results_text = read_results(spec, loaded.family)
+    loaded = load_spec(spec)
+    results_text = read_results(spec, family)
     results = None if results_text is None else parse_results(results_text, spec)
     package = render_package(loaded, layout, results, origin.search)
     files = package_bytes(package, origin, spec_texts(spec), results_text)
-    before = publish.inspect(target)
-    there = {**before.contents, **{p: (target / p).read_bytes() for p in before.foreign}}
+    before = publish.inspect(target, foreign_links=True)
+    there = {**before.contents, **_in_the_way(target, before, files)}
     present = without_edits(there, files)
     today = Manifest.from_bytes(files[MANIFEST_PATH], MANIFEST_PATH)
     inputs = tuple(_changed_inputs(manifest, today, spec)) if manifest else ()
+    others = tuple(cause for cause in inputs if cause.kind not in ("spec", "base"))
+    bases = known_texts(manifest, before.contents) if manifest else {}
+    old = _old_spec(package.plan, bases)
+    values = value_causes(old, loaded, spec) if old and others != inputs else []
+    inputs = _with_values(inputs, values)
+    chain: list[tuple[Causes, Mapping[str, bytes]]] = []
+    if old:
+        chain += steps(old, loaded, values, bool(others), layout, results, origin.search)
     changes = []
     for path in sorted({*present, *files}):
-        if is_own(path) or present.get(path) == files.get(path):
+        here, new = present.get(path), files.get(path)
+        if is_own(path) or here == new:
             continue
-        old = {path: present[path]} if path in present else {}
-        new = {path: files[path]} if path in files else {}
-        diff = unified_diff(old, new)
-        lines = diff.split("\n")[2:]
-        changes.append(
-            FileChange(
-                path,
-                "new" if not old else "removed" if not new else "changed",
-                tuple(_causes(path, manifest, today, package, inputs, present)),
-                sum(line.startswith("+") for line in lines),
-                sum(line.startswith("-") for line in lines),
-                diff,
-            )
-        )
+        known = _known_causes(path, manifest, today, package, inputs)
+        hunks = _hunks(path, here, bases.get(path), chain, new, known, values)
+        named = dict.fromkeys(cause for hunk in hunks for cause in hunk.causes)
+        status: Any = "new" if here is None else "removed" if new is None else "changed"
+        changes.append(FileChange(path, status, tuple(named), hunks))
     edited = {path for path in before.edited if present[path] == there[path]}
     touched = sorted({*edited, *_lost(manifest, present)})
     by_hand = tuple(Cause("hand", path) for path in touched)
     state: State = "changed" if changes or inputs or by_hand else "same"
     return PackageDifference(target, spec, state, (*inputs, *by_hand), tuple(changes))
+
+
+def _in_the_way(
+    target: Path, before: publish.Inspection, files: Mapping[str, bytes]
+) -> dict[str, bytes]:
+    """Files that vlmgen did not write where the new version has one; others are left alone."""
+    paths = [path for path in before.foreign if path in files and (target / path).is_file()]
+    return {path: (target / path).read_bytes() for path in paths}
+
+
+def _old_spec(plan: PackagePlan, bases: Mapping[str, bytes]) -> Spec | None:
+    """The spec that a package was generated from; None where the layout does not keep it."""
+    from vlmgen.spec.load import load_spec_text
+
+    path = next((file.path for file in plan.files if file.mode == "spec"), "")
+    try:
+        return load_spec_text(bases[path].decode("utf-8")) if path in bases else None
+    except SpecError:
+        return None  # it was legal for another vlmgen
+
+
+def _with_values(inputs: Causes, values: Sequence[Cause]) -> Causes:
+    """The inputs, with the values that changed in a spec instead of its name."""
+    told = {(value.kind, value.name) for value in values}
+    rest = [cause for cause in inputs if (cause.kind, cause.name) not in told]
+    return (*values, *rest)
+
+
+def _hunks(
+    path: str,
+    here: bytes | None,
+    base: bytes | None,
+    chain: Sequence[tuple[Causes, Mapping[str, bytes]]],
+    new: bytes | None,
+    known: Causes,
+    values: Sequence[Cause],
+) -> tuple[Hunk, ...]:
+    """The hunks of one file.
+
+    Args:
+        path: The file.
+        here: Its text on the disk.
+        base: Its text as it was generated last, None where it was not or is not known.
+        chain: The package between then and now.
+        new: Its text as it would be.
+        known: What its change can come from, the values of the spec left out.
+        values: Values of the spec that changed.
+    """
+    texts, causes = [here], []
+    for step, package in chain:
+        causes.append(step or known)
+        texts.append(package.get(path))
+    left = [value for value in values if all(value not in step for step, _ in chain)]
+    causes.append((*known, *left) if not chain else tuple(left))
+    texts.append(new)
+    if here != base:
+        causes.insert(0, (Cause("hand", path),))
+        texts.insert(1, base)
+    return hunks_of(texts, causes)
 
 
 def _lost(manifest: Manifest | None, present: Mapping[str, bytes]) -> set[str]:
@@ -267,37 +321,23 @@ def _changed(kind: Kind, old: Mapping[str, str], new: Mapping[str, str]) -> Iter
             yield Cause(kind, name, how)
 
 
-def _causes(
-    path: str,
-    old: Manifest | None,
-    new: Manifest,
-    package: RenderedPackage,
-    inputs: Sequence[Cause],
-    present: Mapping[str, bytes],
-) -> Iterator[Cause]:
-    """What the change of one file can come from.
+def _known_causes(
+    path: str, old: Manifest | None, new: Manifest, package: RenderedPackage, inputs: Causes
+) -> Causes:
+    """What the change of one file can come from, values of the spec left out.
 
-    Its own templates and sources are known; a changed spec, its bases and the generating code are
-    named only where none of those changed, for they may reach any file.
+    Its own templates and sources are known; the generating code, and a spec whose changed values
+    are not known, are named only where none of those changed, for they may reach any file.
     """
-    if old is None:
-        return
-    recorded = old.files.get(path)
-    if path in present and recorded is not None and sha256(present[path]) != recorded:
-        yield Cause("hand", path)
-    elif path in present and recorded is None:
-        yield Cause("hand", path)
-        return
-    elif path not in present and recorded is not None and path in new.files:
-        yield Cause("hand", path)
-    if recorded == new.files.get(path):
-        return
+    if old is None or old.files.get(path) == new.files.get(path):
+        return ()
     own = package.inputs.get(path, frozenset())
-    direct = [c for c in inputs if c.kind in ("template", "source") and c.name in own]
+    found = [c for c in inputs if c.kind in ("template", "source") and c.name in own]
     if path not in new.files:
-        direct = [c for c in inputs if c.kind == "template" and c.how == "gone"]
-    yield from direct
+        found = [c for c in inputs if c.kind == "template" and c.how == "gone"]
+    anywhere = [
+        c for c in inputs if c.kind in ("spec", "base", "generator", "version") and not c.path
+    ]
     if path == "README.md":
-        yield from (cause for cause in inputs if cause.kind == "results")
-    if not direct or path == "spec.yaml":
-        yield from (c for c in inputs if c.kind in ("spec", "base", "generator", "version"))
+        found += [cause for cause in inputs if cause.kind == "results"]
+    return tuple(found or anywhere)

@@ -150,15 +150,16 @@ def unified_diff(old: Mapping[str, bytes], new: Mapping[str, bytes]) -> str:
     for path in sorted({*old, *new}):
         if not path.startswith(f"{FOLDER}/") and old.get(path) != new.get(path):
             lines += difflib.unified_diff(
-                _lines(old.get(path)),
-                _lines(new.get(path)),
+                diff_lines(old.get(path)),
+                diff_lines(new.get(path)),
                 f"a/{path}" if path in old else "/dev/null",
                 f"b/{path}" if path in new else "/dev/null",
             )
     return "".join(line if line.endswith("\n") else line + "\n" for line in lines)
 
 
-def _lines(content: bytes | None) -> list[str]:
+def diff_lines(content: bytes | None) -> list[str]:
+    """Lines of a file as a diff shows them; none of a file that is not there."""
     text = (content or b"").decode("utf-8", "backslashreplace")
     return [line + "\n" for line in text.split("\n")[:-1]] + [text.rsplit("\n", 1)[-1]] * bool(
         text and not text.endswith("\n")

@@ -208,3 +208,19 @@ def read_manifest(target: Path) -> Manifest | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     return Manifest.from_bytes(content, str(path))
+
+
+def known_texts(manifest: Manifest, contents: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The texts that were generated the last time, by path, as far as they are known.
+
+    Args:
+        manifest: The package's manifest.
+        contents: Its files, records included.
+    """
+    found: dict[str, bytes] = {}
+    for path, digest in manifest.files.items():
+        for content in (contents.get(base_path(digest)), contents.get(path)):
+            if content is not None and sha256(content) == digest:
+                found[path] = content
+                break
+    return found

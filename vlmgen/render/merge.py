@@ -211,8 +211,13 @@ def _is_marker(line: bytes, marker: bytes) -> bool:
 Change = tuple[int, int, int, int]  # base start, base end, other start, other end
 
 
-def _changes(base: Sequence[bytes], other: Sequence[bytes]) -> list[Change]:
-    """Where two texts differ, in order."""
+def changed_ranges(base: Sequence[bytes], other: Sequence[bytes]) -> list[Change]:
+    """Where two texts differ, in order.
+
+    Args:
+        base: Lines of the one text.
+        other: Lines of the other.
+    """
     # What both begin and end with is most of them, and the matcher is slow.
     head = 0
     while head < min(len(base), len(other)) and base[head] == other[head]:
@@ -238,8 +243,8 @@ def _groups(
     Changes that touch are one range: without an unchanged line between them nothing says in
     which order they belong.
     """
-    pending = [(change, 0) for change in _changes(base, ours)]
-    pending += [(change, 1) for change in _changes(base, theirs)]
+    pending = [(change, 0) for change in changed_ranges(base, ours)]
+    pending += [(change, 1) for change in changed_ranges(base, theirs)]
     pending.sort(key=lambda item: (item[0][:2], item[1]))
     shift = [0, 0]  # line number of a side minus that of the base, behind what was handed out
     index = 0
@@ -264,7 +269,7 @@ def _between(ours: Sequence[bytes], theirs: Sequence[bytes]) -> list[Region]:
     """Two texts without a base: what they share is merged, the rest conflicts."""
     regions: list[Region] = []
     done = 0
-    for start, end, other_start, other_end in _changes(ours, theirs):
+    for start, end, other_start, other_end in changed_ranges(ours, theirs):
         regions.append(Region(tuple(ours[done:start]), is_shared=True))
         regions.append(Region(tuple(ours[start:end]), tuple(theirs[other_start:other_end])))
         done = end

@@ -50,6 +50,7 @@ from vlmgen.render.manifest import (
     Manifest,
     base_path,
     is_own,
+    known_texts,
     read_manifest,
     sha256,
 )
@@ -361,7 +362,7 @@ def _apply(
             raise OutputError(
                 f"{job.target}: its manifest went away meanwhile; nothing was written"
             )
-        bases = _bases(manifest, before.contents)
+        bases = known_texts(manifest, before.contents)
         files = rendered.get(job.target)
         if files is None and set(bases) != set(manifest.files):
             # An older package, or somebody removed the texts: they are rendered again.
@@ -381,17 +382,6 @@ def _apply(
             change for change in outcome.changes if not stopped or change in outcome.conflicts
         )
         return PackageUpdate(job.target, job.spec, changes, len(before.foreign), written)
-
-
-def _bases(manifest: Manifest, contents: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Generated texts of the last time, by path, as far as they are known."""
-    found: dict[str, bytes] = {}
-    for path, digest in manifest.files.items():
-        for content in (contents.get(base_path(digest)), contents.get(path)):
-            if content is not None and sha256(content) == digest:
-                found[path] = content
-                break
-    return found
 
 
 def _records(manifest: Manifest, bases: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -444,7 +434,7 @@ def merge_package(
         on_conflict: As for `update`.
         restore: As for `update`.
     """
-    bases = _bases(manifest, before.contents)
+    bases = known_texts(manifest, before.contents)
     generated = {path: text for path, text in files.items() if not is_own(path)}
     contents = {path: text for path, text in files.items() if is_own(path)}
     taken: dict[str, bytes] = {}

@@ -6,6 +6,7 @@ section make no difference.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,6 +16,7 @@ from vlmgen.spec.checkpoints import Checkpoint, CheckpointText, CheckpointVision
 from vlmgen.spec.derive import Derived, derive
 from vlmgen.spec.memory import BFLOAT16, RankMemory, rank_memory
 from vlmgen.spec.model import ResolvedCheckpoint, Spec
+from vlmgen.spec.source import dotted
 from vlmgen.spec.types import SpecModel
 from vlmgen.weights import weight_table
 
@@ -195,22 +197,49 @@ def compare_specs(left: Spec, right: Spec) -> Comparison:
         The differences. Checkpoints that both specs list are compared with each other; where
         there are none, the default checkpoints are.
     """
-    changes = [
-        *_model_changes(Spec, left, right, "", skip=("checkpoints",)),
-        *_checkpoint_changes(left, right),
-    ]
-    order = list(Spec.model_fields)
-    changes.sort(key=lambda change: order.index(change.section))
     return Comparison(
         left.title,
         right.title,
-        tuple(changes),
+        tuple(value_changes(left, right)),
         tuple(_weight_changes(left, right)),
         tuple(_pair_effects(left, right, *names) for names in _pairs(left, right)),
     )
 
 
 # ---------------------------------------------------------------- values
+
+
+def value_changes(left: Spec, right: Spec) -> list[Change]:
+    """The values that differ between two specs, in the order of the schema."""
+    changes = [
+        *_model_changes(Spec, left, right, "", skip=("checkpoints",)),
+        *_checkpoint_changes(left, right),
+    ]
+    order = list(Spec.model_fields)
+    return sorted(changes, key=lambda change: order.index(change.section))
+
+
+def indexed_path(spec: Spec, path: str) -> str:
+    """The path of a change with the places of list entries, `checkpoints[0].also`.
+
+    Args:
+        spec: The spec that holds the entries.
+        path: As `Change` has it, with their names; an entry that the spec has not keeps its name.
+    """
+
+    node: Any = spec
+    keys: list[str | int] = []
+    for name, entry in re.findall(r"([^.\[\]]+)|\[([^\]]*)\]", path):
+        if name:
+            keys.append(name)
+            node = getattr(node, name, None)
+            continue
+        names = [_entry_name(each) for each in node or ()]
+        if entry not in names:
+            return path
+        keys.append(names.index(entry))
+        node = node[names.index(entry)]
+    return dotted(tuple(keys))
 
 
 def _model_changes(
