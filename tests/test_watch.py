@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -141,7 +142,11 @@ def test_the_spec_its_bases_and_the_templates_are_watched(tmp_path: Path) -> Non
     mine = tmp_path / "mine"
     (mine / "package").mkdir(parents=True)
     (mine / "package" / "README.md.j2").write_text("")
-    assert watched_files(spec, (mine,))[2:] == [mine / "package" / "README.md.j2"]
+    readme = mine / "package" / "README.md.j2"
+    assert watched_files(spec, (mine,))[2:] == [readme]
+    assert watched_files(spec, overrides=mine)[2] == readme
+    spec.write_text("extends: base.yaml\ntemplates: mine\n")
+    assert watched_files(spec)[2] == readme
 
 
 def test_a_spec_that_comes_to_extend_another_is_followed(tmp_path: Path) -> None:
@@ -239,6 +244,9 @@ def test_the_command_regenerates_survives_an_error_and_stops(tmp_path: Path) -> 
     spec, log = tmp_path / "mine.yaml", tmp_path / "log"
     spec.write_text(text)
     command = [sys.executable, "-m", "vlmgen", "watch", "mine.yaml", "--out", "package"]
+    overrides = tmp_path / "mine"
+    overrides.mkdir()
+    command += ["--templates", "mine"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with log.open("w") as out:
         process = subprocess.Popen(
@@ -248,16 +256,30 @@ def test_the_command_regenerates_survives_an_error_and_stops(tmp_path: Path) -> 
         assert "mine.yaml -> package: " in lines_of(log, 1)[0]
         spec.write_text(text.replace("depth: 27", "dept: 27"))
         assert lines_of(log, 2)[1].endswith("mine.yaml: nothing written")
+        config = tmp_path / "package" / "vllm_neuron_qwen3_vl" / "config.py"
+        config.write_text(config.read_text() + "MINE = 1\n")
         spec.write_text(text.replace("theta: 5000000", "theta: 6000000"))
         assert "files changed" in lines_of(log, 3)[2]
+        assert config.read_text().endswith("MINE = 1\n") and "6000000" in config.read_text()
+        config.write_text(config.read_text().replace("theta: float = 6000000", "theta: float = 7"))
+        edited = config.read_text()
+        spec.write_text(text.replace("theta: 5000000", "theta: 8000000"))
+        assert lines_of(log, 4)[3].endswith("mine.yaml: nothing written")
+        assert config.read_text() == edited
+        (overrides / "blocks/text").mkdir(parents=True)
+        shutil.copy(ROOT / "templates/blocks/text/norm_rms.py.j2", overrides / "blocks/text")
+        assert "norm_rms.py.j2" in lines_of(log, 5)[4]
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=30)
     finally:
         process.kill()
         process.wait()
     assert process.returncode == 0
-    assert log.read_text().splitlines()[3:] == ["stopped"]
+    assert log.read_text().splitlines()[5:] == ["stopped"]
     assert "did you mean 'depth'?" in errors and "Traceback" not in errors
+    assert re.search(
+        r"vllm_neuron_qwen3_vl/config\.py:\d+-\d+\n", errors
+    ), "no place of the conflict"
     assert "theta: 6000000" in (tmp_path / "package" / "spec.yaml").read_text()
 
 

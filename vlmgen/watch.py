@@ -15,7 +15,7 @@ from pathlib import Path
 
 from vlmgen.errors import VlmgenError
 from vlmgen.render import templates
-from vlmgen.render.chain import spec_chain
+from vlmgen.render.chain import spec_chain, stated_templates
 from vlmgen.render.generate import GenerationResult
 
 INTERVAL = 0.2
@@ -25,14 +25,18 @@ LONGEST_SETTLE = 20  # looks: a file that is written for ever is not waited for
 Snapshot = Mapping[Path, tuple[int, int, int] | None]
 
 
-def watched_files(spec: Path, search: Sequence[Path] | None = None) -> list[Path]:
+def watched_files(
+    spec: Path, search: Sequence[Path] | None = None, overrides: Path | None = None
+) -> list[Path]:
     """The files that a package is made from: the spec, what it extends, every template.
 
     Args:
         spec: The spec file.
         search: Template directories; by default those that ship with vlmgen.
+        overrides: Folder of template overrides, by default the one that the spec names.
     """
-    directories = search or templates.directories()
+    overrides = overrides or stated_templates(spec)
+    directories = [*([overrides] if overrides else []), *(search or templates.directories())]
     found = [path for top in directories for path in sorted(top.rglob("*")) if path.is_file()]
     return [*spec_chain(spec), *found]
 

@@ -123,7 +123,7 @@ def generate(
     planning.layout_rows(layout)
     preview = dry_run or diff
     family = family_of(spec_path)
-    target = _target(out, family, layout)
+    target = target_of(out, family, layout)
     origin = origin_of(spec_path, target, templates, search)
     manifest = None if force else up_to_date(spec_path, family, target, layout, origin)
     if manifest:
@@ -184,8 +184,16 @@ def _statuses(
     )
 
 
-def _target(out: str | os.PathLike[str] | None, family: str, layout: planning.Layout) -> Path:
-    """The package's directory with `.` and `..` resolved, symbolic links not."""
+def target_of(
+    out: str | os.PathLike[str] | None, family: str, layout: planning.Layout = "out-of-tree"
+) -> Path:
+    """The directory of a package, with `.` and `..` resolved and symbolic links not.
+
+    Args:
+        out: As it was asked for; None for `generated/<family>`, or `build/in-tree/<family>`.
+        family: Name of the family.
+        layout: The package's layout.
+    """
     if out is None:
         out = Path("generated" if layout == "out-of-tree" else "build/in-tree") / family
     target = Path(os.path.normpath(out))
