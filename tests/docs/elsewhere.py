@@ -27,9 +27,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     r"pip install vlmgen-.*": INSTALL,
     r"vlmgen serve (?!.*--dry-run).*": SERVER,
     r"vlmgen ask .*": ("needs a running server", "tests/serve/test_command.py"),
-    r"vlmgen check (generated/qwen3_vl|edited)": (
-        "proves the weights, up to a minute", "tests/check/test_run.py"
-    ),
     r"vlmgen check .* --plugin installed": DEVICE,
     r"vlmgen check (path/to/package|generated/my_family)": (
         "a package of the reader's", "tests/check/test_run.py"
@@ -50,6 +47,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     r"python -c \"from vllm\.platforms import current_platform.*": DEVICE,
     r"(VLLM_NEURON_CPU_MODE=1 )?python benchmarks/.*": ("a benchmark", "Makefile"),
 }  # fmt: skip
+
+# Commands that load torch or vLLM, or prove the weights: run with their pages, in the slow tests.
+SLOW = re.compile(r"vlmgen (tiny|serve|doctor|check (generated/qwen3_vl|edited))\b.*")
 
 
 def elsewhere(command: str) -> tuple[str, str] | None:

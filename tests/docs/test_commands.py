@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from .elsewhere import COMMANDS, PAGES, elsewhere
+from .elsewhere import COMMANDS, PAGES, SLOW, elsewhere
 from .pages import Command, commands_of, documented, missing
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,9 +65,25 @@ def path_with_vlmgen(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"{programs}{os.pathsep}{os.environ['PATH']}"
 
 
-@pytest.mark.slow
+def last_slow(page: str) -> int:
+    """How many commands of a page lead up to its last slow one."""
+    slow = [number for number, c in enumerate(RUN[page], 1) if SLOW.match(c.text)]
+    return max(slow, default=0)
+
+
 @pytest.mark.parametrize("page", sorted(page for page, commands in RUN.items() if commands))
-def test_the_commands_of_a_page(page: str, tmp_path: Path, path_with_vlmgen: str) -> None:
+def test_the_fast_commands_of_a_page(page: str, tmp_path: Path, path_with_vlmgen: str) -> None:
+    run_all([c for c in RUN[page] if not SLOW.match(c.text)], tmp_path, path_with_vlmgen)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", sorted(filter(last_slow, RUN)))
+def test_the_slow_commands_of_a_page(page: str, tmp_path: Path, path_with_vlmgen: str) -> None:
+    run_all(RUN[page][: last_slow(page)], tmp_path, path_with_vlmgen)
+
+
+def run_all(commands: list[Command], tmp_path: Path, path_with_vlmgen: str) -> None:
+    """Run commands one after another in a folder with the specs and the packages."""
     ignored = shutil.ignore_patterns("__pycache__")
     for name in ("specs", "generated", "vlmgen/spec"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
@@ -79,8 +95,8 @@ def test_the_commands_of_a_page(page: str, tmp_path: Path, path_with_vlmgen: str
         "VLLM_NEURON_CPU_MODE": "1",
         "HF_HUB_OFFLINE": "1",
     }
-    for command in RUN[page]:
-        where = f"{page}:{command.line}: `{command.text}`"
+    for command in commands:
+        where = f"{command.page}:{command.line}: `{command.text}`"
         try:
             done = subprocess.run(
                 ["bash", "-c", command.text],

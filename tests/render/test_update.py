@@ -232,6 +232,17 @@ def test_deleted_file_that_changes_is_a_conflict(
         assert statuses(twice(target, search)) == {MROPE: "deleted"}
 
 
+def test_deletion_that_was_taken_over_stays_one(target: Path, search: Search) -> None:
+    (target / MROPE).unlink()
+    update(target, search=search)
+    template(search, "utils/mrope.py", "positions", "rows")
+    for mode in updating.ON_CONFLICT:
+        assert statuses(twice(target, search, on_conflict=mode)) == {MROPE: "deleted"}
+    assert not (target / MROPE).exists()
+    assert statuses(update(target, search=search, restore=True)) == {MROPE: "new"}
+    assert "rows" in (target / MROPE).read_text()
+
+
 def test_new_file(target: Path, search: Search) -> None:
     (search[0] / "utils/more.py.j2").write_text("A = 1\n")
     assert statuses(twice(target, search)) == {"vllm_neuron_qwen3_vl/utils/more.py": "new"}

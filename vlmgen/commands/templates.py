@@ -54,9 +54,8 @@ def copy_template(
         print_json({"path": str(copied.path), "status": copied.status,
                     "conflicts": list(copied.conflicts)})  # fmt: skip
     else:
-        print(f"{copied.status:9} {copied.path}")
-        for lines in copied.conflicts:
-            print(f"conflict  {copied.path}:{lines}")
+        for place in [f":{lines}" for lines in copied.conflicts] or [""]:
+            print(f"{copied.status:9} {copied.path}{place}")
     if copied.conflicts:
         raise ConflictError(
             f"{copied.path}: {len(copied.conflicts)} conflict"

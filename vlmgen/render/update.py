@@ -17,7 +17,7 @@ What happens to a file, by what was done to it since it was generated:
     edited       other text    merged, or conflict
     edited       gone          orphan: stays, is no longer vlmgen's
     deleted      same          deleted: stays away
-    deleted      other text    conflict
+    deleted      other text    conflict; stays away where an update or `adopt` took that over
     not there    new           new
     made         new           blocked, unless both texts are equal: foreign files stay as they are
 
@@ -440,6 +440,7 @@ def merge_package(
     taken: dict[str, bytes] = {}
     changes: list[FileChange] = []
     edits: dict[str, str | None] = {}
+    known = read_edits(before.contents.get(EDITS_PATH), f"{target}/{EDITS_PATH}")
     for path in sorted({*manifest.files, *generated}):
         here = before.contents.get(path)
         change: FileChange | None
@@ -458,15 +459,15 @@ def merge_package(
             base = bases.get(path)
             if base is None and sha256(generated[path]) == manifest.files[path]:
                 base = generated[path]
-            change, text = _merged(path, base, here, generated[path], on_conflict, restore)
+            gone = path in known.edits and known.edits[path] is None
+            change, text = _merged(path, base, here, generated[path], on_conflict, restore, gone)
         if change is not None:
             changes.append(change)
         if text is not None:
             contents[path] = text
         if path in generated and text != generated[path] and not (change and change.conflicts):
             edits[path] = None if text is None else sha256(text)
-    own = read_edits(before.contents.get(EDITS_PATH), f"{target}/{EDITS_PATH}").own
-    own = tuple(path for path in own if path in before.foreign and path not in taken)
+    own = tuple(path for path in known.own if path in before.foreign and path not in taken)
     record = Edits(edits, own).to_bytes()
     if record is not None:
         contents[EDITS_PATH] = record
@@ -508,8 +509,18 @@ def _merged(
     new: bytes,
     on_conflict: OnConflict,
     restore: bool,
+    gone: bool,
 ) -> tuple[FileChange, bytes | None]:
     """A file that was generated and is generated.
+
+    Args:
+        path: The file.
+        base: Its text as it was generated last, None where that is not known.
+        here: Its text on the disk, None where it is not there.
+        new: Its text as it is generated now.
+        on_conflict: As for `update`.
+        restore: As for `update`.
+        gone: Whether it is known that it was deleted.
 
     Returns:
         What happens, and the file's new text, None for no file.
@@ -517,7 +528,7 @@ def _merged(
     if here is None:
         if restore:
             return FileChange(path, "new"), new
-        if base == new:
+        if base == new or gone:
             return FileChange(path, "deleted"), None
         if on_conflict in ("ours", "theirs"):
             status: Status = "deleted" if on_conflict == "ours" else "new"
@@ -581,7 +592,7 @@ def report(
         for file in package.files:
             if file.status == "unchanged":
                 continue
-            where = package.target / file.path if len(packages) > 1 else Path(file.path)
+            where = package.target / file.path
             settled = f"{file.settled} conflict{'s' if file.settled > 1 else ''} settled"
             notes = [file.note, settled if file.settled else ""]
             note = "; ".join(filter(None, notes))
@@ -618,7 +629,7 @@ def _summary(package: PackageUpdate, dry_run: bool) -> str:
     return f"{verb} {package.target}: {', '.join(parts)}"
 
 
-def conflict_error(packages: Iterable[PackageUpdate], on_conflict: OnConflict) -> ConflictError:
+def conflict_error(packages: Sequence[PackageUpdate], on_conflict: OnConflict) -> ConflictError:
     """The message and exit code of packages with conflicts.
 
     Args:
@@ -634,6 +645,9 @@ def conflict_error(packages: Iterable[PackageUpdate], on_conflict: OnConflict) -
     )
     if stopped:
         message += "; nothing was written"
+        if any(package.written for package in packages):
+            kept = [p.target.as_posix() for p in packages if p.conflicts and not p.written]
+            message += f" to {', '.join(kept)}"
     if any(file.status == "blocked" for file in files):
         hint = "move the files that are in the way, and run it again"
     elif on_conflict == "fail":
