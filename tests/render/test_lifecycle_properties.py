@@ -17,6 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.render.conftest import TEMPLATES
+from tests.spec.random_specs import spec_texts
+from vlmgen.render import package as packaging
 from vlmgen.render import publish
 from vlmgen.render import update as updating
 from vlmgen.render.generate import render_spec_file
@@ -153,29 +155,64 @@ def test_random_edits(
 
     seen: set[str] = set()
 
-    @settings(max_examples=examples)
+    @settings(max_examples=examples, deadline=None)
     @given(steps)
     def check(script: list) -> None:
-        target = tmp_path_factory.mktemp("p") / "package"
-        publish.publish(target, versions[0])
-        foreign: dict[str, bytes] = {}
-        for edits, delete, make, number, mode in script:
-            edit_by_hand(target, edits)
-            files = sorted(read_manifest(target).files)
-            if delete < len(files):
-                (target / files[delete]).unlink(missing_ok=True)
-            if make:
-                path = f"notes/{next(numbers)}"
-                (target / "notes").mkdir(exist_ok=True)
-                (target / path).write_text(path)
-                foreign[path] = path.encode()
-            carried(target, versions[number % len(versions)], mode, foreign, seen)
-        shutil.rmtree(target.parent)
+        play(tmp_path_factory.mktemp("p") / "package", versions, script, seen)
 
     check()
     every = {"unchanged", "changed", "edited", "merged", "deleted", "conflict"}
     every |= {"new", "removed", "orphan", "blocked"} if name == "small" else set()
     assert seen >= every, "the random scripts do not reach every case"
+
+
+def test_random_specs(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Legal combinations of axes and parts that no family has, two of a family, and hand edits."""
+    monkeypatch.setattr(publish.os, "fsync", lambda descriptor: None)  # for speed
+    monkeypatch.setattr(packaging, "format_modules", parsed)  # black takes most of the time
+    seen: set[str] = set()
+
+    @settings(max_examples=12, deadline=None)
+    @given(spec_texts(versions=2), steps)
+    def check(texts: list[str], script: list) -> None:
+        folder = tmp_path_factory.mktemp("r")
+        versions = []
+        for number, text in enumerate(texts):
+            path = folder / f"specs{number}" / "mine.yaml"
+            path.parent.mkdir()
+            path.write_text(text)
+            versions.append(render_spec_file(path)[1])
+        play(folder / "generated" / "mine", versions, script, seen)
+
+    check()
+    assert seen >= {"unchanged", "edited"}
+
+
+def parsed(modules: Mapping[str, str]) -> Mapping[str, str]:
+    """Modules as they were rendered, which have to be Python."""
+    for text in modules.values():
+        compile(text, "module", "exec", dont_inherit=True)
+    return modules
+
+
+def play(target: Path, versions: list[Version], script: list, seen: set[str]) -> None:
+    """Edit a package and update it, step by step, and check every step."""
+    publish.publish(target, versions[0])
+    foreign: dict[str, bytes] = {}
+    for edits, delete, make, number, mode in script:
+        edit_by_hand(target, edits)
+        files = sorted(read_manifest(target).files)
+        if delete < len(files):
+            (target / files[delete]).unlink(missing_ok=True)
+        if make:
+            path = f"notes/{next(numbers)}"
+            (target / "notes").mkdir(exist_ok=True)
+            (target / path).write_text(path)
+            foreign[path] = path.encode()
+        carried(target, versions[number % len(versions)], mode, foreign, seen)
+    shutil.rmtree(target.parent)
 
 
 def carried(
@@ -249,6 +286,7 @@ KILLS = """
 import os, random, signal, sys, time
 from pathlib import Path
 from tests.render.test_lifecycle_properties import apply, small_versions, tree
+from vlmgen.render import package as packaging
 from vlmgen.render import publish
 
 folder, kills, way = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
@@ -327,6 +365,7 @@ STEPS = """
 import os, shutil, sys
 from pathlib import Path
 from tests.render.test_lifecycle_properties import apply, small_versions, tree
+from vlmgen.render import package as packaging
 from vlmgen.render import publish
 
 folder = Path(sys.argv[1])
