@@ -31,7 +31,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     r"vlmgen check (path/to/package|generated/my_family)": (
         "a package of the reader's", "tests/check/test_run.py"
     ),
-    r"vlmgen import path/to/checkpoint .*": (
+    r"vlmgen import (path/to/checkpoint|checkpoints/[\w-]+)\b.*": (
         "a checkpoint of the reader's", "tests/importer/test_command.py"
     ),
     r"vlmgen new specs/my_family\.yaml": (

@@ -9,7 +9,7 @@ import pytest
 
 from vlmgen.check.integrity import check_integrity, check_overrides
 from vlmgen.errors import OutputError, SpecError, UsageError
-from vlmgen.render import manifest, templates
+from vlmgen.render import chain, manifest, templates
 from vlmgen.render.drift import drift
 from vlmgen.render.environment import TemplateError
 from vlmgen.render.generate import generate
@@ -179,7 +179,8 @@ def test_folders_that_a_spec_may_not_name(
     spec_path: Path, target: Path, packaged: Path, value: str
 ) -> None:
     name_in(spec_path, value)
-    with pytest.raises((SpecError, UsageError)):
+    assert chain.stated_templates(spec_path) is None  # `watch` looks into it five times a second
+    with pytest.raises(SpecError):
         generate(spec_path, target)
     assert not target.exists()
 
@@ -239,6 +240,11 @@ def test_override_without_a_known_original_is_not_touched(packaged: Path, mine: 
     with pytest.raises(OutputError, match="what it was copied from is not known"):
         copy(BLOCK, mine)
     assert "hello from here" in (mine / BLOCK).read_text()
+
+
+def test_list_of_a_folder_that_is_not_there(packaged: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is not a folder"):
+        every_template(tmp_path / "absent")
 
 
 def test_list_and_show(packaged: Path, mine: Path) -> None:

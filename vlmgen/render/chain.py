@@ -20,6 +20,7 @@ _TEMPLATES = re.compile(
     re.MULTILINE,
 )
 _NONE = ("null", "Null", "NULL", "~", "")
+TEMPLATES_FOLDER = r"^(\.\./){0,8}[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*$"
 
 
 def spec_chain(path: Path) -> list[Path]:
@@ -61,6 +62,7 @@ def stated_templates(path: Path) -> Path | None:
     """The folder of template overrides that a spec names, itself or by what it extends.
 
     A folder is relative to the file that names it. `templates: null` takes an inherited one away.
+    What no spec may name is none: loading the spec says so, before any folder was looked into.
     """
     for file in spec_chain(path):
         try:
@@ -69,7 +71,8 @@ def stated_templates(path: Path) -> Path | None:
             break
         if found is not None:
             name = (found.group(1) or b"").decode("utf-8", "replace")
-            return None if name in _NONE else Path(os.path.normpath(file.parent / name))
+            legal = name not in _NONE and re.match(TEMPLATES_FOLDER, name)
+            return Path(os.path.normpath(file.parent / name)) if legal else None
     return None
 
 

@@ -48,7 +48,15 @@ def every_template(folder: Path | None = None) -> list[Template]:
 
     Args:
         folder: The user's folder of overrides, None for none.
+
+    Raises:
+        UsageError: There is no such folder.
     """
+    if folder and not folder.is_dir():
+        raise UsageError(
+            f"--templates: {folder} is not a folder",
+            hint="`vlmgen templates copy NAME --to DIR` starts one",
+        )
     packaged = set(_names(templates.directories()[0]))
     own = set(_names(folder)) if folder else set()
     return [

@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
+from vlmgen.render.chain import TEMPLATES_FOLDER
+
 
 class SpecModel(BaseModel):
     """Strict base: unknown keys refused, no type coercion, frozen."""
@@ -70,7 +72,6 @@ LAYER_PREFIX = r"^([A-Za-z_][A-Za-z0-9_]*\.)+\{layer\}\.$"
 BLOCK_PREFIX = r"^([A-Za-z_][A-Za-z0-9_]*\.)+\{block\}\.$"
 LEVEL_PREFIX = r"^([A-Za-z_][A-Za-z0-9_]*\.)+\{level\}\.$"
 EXPERT_PREFIX = r"^([A-Za-z_][A-Za-z0-9_]*\.)+\{expert\}\.$"
-FOLDER = r"^(\.\./){0,8}[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*$"
 KEY_PATTERN = r"^[A-Za-z0-9_*][A-Za-z0-9_.*]{0,199}$"
 
 PATTERN_RULES: dict[str, str] = {
@@ -91,7 +92,7 @@ PATTERN_RULES: dict[str, str] = {
     BLOCK_PREFIX: "names, the marker {block} and a dot, such as blocks.{block}.",
     LEVEL_PREFIX: "names, the marker {level} and a dot, such as deepstack_merger_list.{level}.",
     EXPERT_PREFIX: "names, the marker {expert} and a dot, such as mlp.experts.{expert}.",
-    FOLDER: "a folder relative to the spec: names of letters, digits and . _ - joined by slashes",
+    TEMPLATES_FOLDER: "a folder relative to the spec: names of letters, digits and . _ - joined by slashes",
     KEY_PATTERN: "a checkpoint key in which * stands for any characters, such as mtp.*",
 }
 
@@ -116,7 +117,7 @@ LayerPrefix = Annotated[str, Field(pattern=LAYER_PREFIX, max_length=MAX_NAME)]
 BlockPrefix = Annotated[str, Field(pattern=BLOCK_PREFIX, max_length=MAX_NAME)]
 LevelPrefix = Annotated[str, Field(pattern=LEVEL_PREFIX, max_length=MAX_NAME)]
 ExpertPrefix = Annotated[str, Field(pattern=EXPERT_PREFIX, max_length=MAX_NAME)]
-FolderPath = Annotated[str, Field(pattern=FOLDER, max_length=MAX_NAME)]
+FolderPath = Annotated[str, Field(pattern=TEMPLATES_FOLDER, max_length=MAX_NAME)]
 KeyPattern = Annotated[str, Field(pattern=KEY_PATTERN)]
 
 # Axes that are a flag: the values that templates implement.
