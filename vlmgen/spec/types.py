@@ -92,7 +92,8 @@ PATTERN_RULES: dict[str, str] = {
     BLOCK_PREFIX: "names, the marker {block} and a dot, such as blocks.{block}.",
     LEVEL_PREFIX: "names, the marker {level} and a dot, such as deepstack_merger_list.{level}.",
     EXPERT_PREFIX: "names, the marker {expert} and a dot, such as mlp.experts.{expert}.",
-    TEMPLATES_FOLDER: "a folder relative to the spec: names of letters, digits and . _ - joined by slashes",
+    TEMPLATES_FOLDER: "a folder relative to the spec: names of letters, digits and . _ - joined by "
+    "slashes",
     KEY_PATTERN: "a checkpoint key in which * stands for any characters, such as mtp.*",
 }
 
