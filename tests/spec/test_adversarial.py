@@ -6,10 +6,13 @@ gets that far, or it is harmless.
 
 from __future__ import annotations
 
+import ast
+import functools
 import json
 import os
 import re
 import time
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,14 +20,17 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from vlmgen.cli import app
 from vlmgen.errors import SpecError
 from vlmgen.explain import pages
+from vlmgen.render import package as packaging
 from vlmgen.spec.load import load_spec, load_spec_text
 from vlmgen.spec.migrate import migrate_text
 from vlmgen.spec.model import Spec
+from vlmgen.spec.rules import check_rules
 
 from .conftest import SPEC_PATH
 
@@ -99,6 +105,12 @@ def refused(text: str, file: str = "x.yaml") -> SpecError:
     return caught.value
 
 
+def ends_with_problems(command: list[str]) -> None:
+    """Run a command that has to refuse its spec."""
+    result = runner.invoke(app, command)
+    assert result.exit_code == 3 and "Traceback" not in result.output, command
+
+
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_harmful_documents(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -106,9 +118,9 @@ def test_harmful_documents(name: str, tmp_path: Path, monkeypatch: pytest.Monkey
     assert seconds(lambda: refused(text)) < LIMIT
     path = tmp_path / "x.yaml"
     path.write_text(text, encoding="utf-8", newline="")
-    for command in (["new"], ["show", "--origin"], ["compare", "x.yaml"]):
-        result = runner.invoke(app, [*command, "x.yaml"])
-        assert result.exit_code == 3 and "Traceback" not in result.output, command
+    for command in (["new"], ["show", "--origin"], ["compare", "x.yaml"], ["check"]):
+        work = functools.partial(ends_with_problems, [*command, "x.yaml"])
+        assert seconds(work) < LIMIT, command
     assert seconds(lambda: runner.invoke(app, ["migrate", "x.yaml"])) < LIMIT
     assert [p.name for p in tmp_path.iterdir()] == ["x.yaml"]  # no file, and above all no `x`
 
@@ -125,13 +137,17 @@ LEAVES = leaves(DATA)
 KEYS = [path for path in LEAVES if isinstance(path[-1], str)]
 
 
-def with_value(path: tuple, value: object) -> str:
-    data = json.loads(json.dumps(DATA))
+def with_data(path: tuple, value: object, data: dict = DATA) -> dict:
+    data = json.loads(json.dumps(data))
     node = data
     for part in path[:-1]:
         node = node[part]
     node[path[-1]] = value
-    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
+    return data
+
+
+def with_value(path: tuple, value: object) -> str:
+    return yaml.safe_dump(with_data(path, value), sort_keys=False, allow_unicode=True)
 
 
 @settings(max_examples=150, deadline=None)
@@ -158,6 +174,58 @@ def test_harmful_values_at_every_place(path: tuple, value: str) -> None:
         assert not set(value) & set("'\"\\`{}") and value.isprintable()
 
     assert seconds(load) < LIMIT
+
+
+def accepted() -> list[tuple[tuple, str]]:
+    """Harmful values that a spec may hold all the same, and where."""
+    found = []
+    for path in LEAVES:
+        for value in HARMFUL:
+            data = with_data(path, value)
+            try:
+                Spec.model_validate(data)
+            except ValidationError:
+                continue
+            if not list(check_rules(data, set())):
+                found.append((path, value))
+    return found
+
+
+def test_harmful_values_that_are_legal_stay_values(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever may be in a spec: all that is generated parses, and nothing else is written."""
+    monkeypatch.setattr(packaging, "format_modules", lambda modules: modules)  # for speed
+    known = accepted()
+    assert len(known) > 150
+
+    @settings(max_examples=12, deadline=None)
+    @given(st.lists(st.sampled_from(known), min_size=1, max_size=8))
+    def check(chosen: list[tuple[tuple, str]]) -> None:
+        folder = tmp_path_factory.mktemp("h")
+        monkeypatch.chdir(folder)
+        data = DATA
+        for path, value in chosen:
+            data = with_data(path, value, data)
+        Path("x.yaml").write_text(yaml.safe_dump(data, sort_keys=False), "utf-8")
+        result = runner.invoke(app, ["new", "x.yaml", "--out", "out"])
+        assert sorted(p.name for p in folder.iterdir()) == ["out", "x.yaml"][result.exit_code > 0 :]
+        if result.exit_code:  # together they break a rule
+            assert result.exit_code in (2, 3) and "Traceback" not in result.output
+            assert "problem in the spec" in result.output or "more: vlmgen" in result.output
+            return
+        for file in Path("out").rglob("*.*"):
+            if file.is_dir() or ".vlmgen/base" in file.as_posix():
+                continue
+            text = file.read_text("utf-8")
+            reader = {".py": ast.parse, ".toml": tomllib.loads, ".json": json.loads,
+                      ".yaml": yaml.safe_load}.get(file.suffix)  # fmt: skip
+            if reader:
+                reader(text)
+        again = load_spec(Path("out/spec.yaml"))
+        assert again == load_spec(Path("x.yaml"))
+
+    check()
 
 
 @settings(max_examples=60, deadline=None)
