@@ -683,7 +683,8 @@ def _print_difference(difference: PackageDifference, stat: bool) -> None:
         print(f"{difference.package}: nothing would change")
         return
     files = difference.files
-    print(f"{difference.package}: {len(files)} file{'' if len(files) == 1 else 's'} would change")
+    what = f"{len(files)} file{'' if len(files) == 1 else 's'}" if files else "only its records"
+    print(f"{difference.package}: {what} would change")
     for cause in difference.causes:
         print(f"  because of {cause.text()}")
     for file in files:

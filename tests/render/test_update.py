@@ -620,7 +620,7 @@ def test_all_names_every_faulty_spec_and_changes_nothing(
 
 def test_all_refuses_two_specs_of_one_family(target: Path, spec_path: Path, search: Search) -> None:
     spec_path.with_name("copy.yaml").write_bytes(spec_path.read_bytes())
-    with pytest.raises(PackagesError, match="both name the family"):
+    with pytest.raises(OutputError, match="both name the family"):
         update_all(spec_path.parent, target.parent, search=search)
 
 

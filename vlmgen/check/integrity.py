@@ -11,8 +11,7 @@ from vlmgen.render.manifest import EDITS_PATH, MANIFEST_PATH, read_manifest, sha
 from vlmgen.render.merge import find_conflicts
 from vlmgen.render.origin import overrides_folder
 from vlmgen.render.overrides import overrides_of
-
-IGNORED_DIRECTORIES = {"__pycache__", ".pytest_cache", ".ruff_cache", ".mypy_cache"}
+from vlmgen.render.publish import CACHE_DIRECTORIES
 
 
 def check_integrity(root: Path) -> list[Finding]:
@@ -66,7 +65,7 @@ def check_integrity(root: Path) -> list[Finding]:
     for path in sorted(root.rglob("*.py")):
         inside = path.relative_to(root)
         known = inside.as_posix() in manifest.files or inside.as_posix() in taken_over.own
-        if known or IGNORED_DIRECTORIES & set(inside.parts):
+        if known or CACHE_DIRECTORIES & set(inside.parts):
             continue
         fix = "move it out of the package"
         findings.append(Finding(path.as_posix(), 1, "VG004", "was not generated", fix))

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import vlmgen
-from vlmgen.errors import OutputError, SpecError, UsageError
+from vlmgen.errors import SpecError, UsageError
 from vlmgen.render import publish
 from vlmgen.render.attribution import Cause, Causes, Hunk, Kind, hunks_of, steps, value_causes
 from vlmgen.render.chain import spec_texts
 from vlmgen.render.edits import without_edits
-from vlmgen.render.generate import family_of, parse_results, read_results, up_to_date
+from vlmgen.render.generate import families_in, family_of, parse_results, read_results, up_to_date
 from vlmgen.render.manifest import (
     MANIFEST_PATH,
     Manifest,
@@ -142,7 +142,7 @@ def differences(
     """
     if packages:
         return [_named(package, search, templates) for package in packages]
-    families = _families(specs_dir)
+    families = families_in(specs_dir, "compare")
     found = []
     for family, spec in families.items():
         target = generated_dir / family
@@ -155,19 +155,6 @@ def differences(
             if (entry / MANIFEST_PATH).is_file() and entry.name not in families:
                 found.append(PackageDifference(entry, None, "no spec"))
     return sorted(found, key=lambda difference: difference.package)
-
-
-def _families(specs_dir: Path) -> dict[str, Path]:
-    paths = sorted(specs_dir.glob("*.yaml"))
-    if not paths:
-        raise OutputError(f"{specs_dir}: holds no specs (*.yaml), so there is nothing to compare")
-    families: dict[str, Path] = {}
-    for path in paths:
-        family = family_of(path)
-        if family in families:
-            raise OutputError(f"{families[family]} and {path} both name the family {family!r}")
-        families[family] = path
-    return families
 
 
 def _named(

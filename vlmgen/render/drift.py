@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from vlmgen.errors import OutputError
 from vlmgen.render import publish
 from vlmgen.render.edits import without_edits
-from vlmgen.render.generate import render_spec_file, unified_diff
+from vlmgen.render.generate import families_in, render_spec_file, unified_diff
 from vlmgen.render.manifest import MANIFEST_PATH, Manifest, is_own, read_manifest
 from vlmgen.render.origin import origin_of, templates_of
 
@@ -54,22 +53,10 @@ def drift(
         SpecError: A spec is faulty.
         OutputError: There are no specs, or two of them name one family.
     """
-    from vlmgen.spec.load import load_spec
-
     specs_dir, generated_dir = Path(specs_dir), Path(generated_dir)
-    specs = sorted(specs_dir.glob("*.yaml"))
-    if not specs:
-        raise OutputError(f"{specs_dir}: holds no specs (*.yaml), so there is nothing to compare")
     found: list[Difference] = []
-    families: dict[str, Path] = {}
-    for spec in specs:
-        family = load_spec(spec).family
-        if family in families:
-            raise OutputError(
-                f"{families[family]} and {spec} both name the family {family!r}; "
-                "every spec needs a family of its own"
-            )
-        families[family] = spec
+    families = families_in(specs_dir, "compare")
+    for family, spec in families.items():
         target = generated_dir / family
         if target.is_dir():
             manifest = read_manifest(target)

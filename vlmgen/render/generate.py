@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import vlmgen
-from vlmgen.errors import OutputError, UsageError
+from vlmgen.errors import OutputError, Problem, SpecError, UsageError
 from vlmgen.render import plan as planning
 from vlmgen.render import publish
 from vlmgen.render import templates as template_files
@@ -212,6 +212,39 @@ def family_of(spec_path: Path) -> str:
 
         family = load_spec(spec_path).family
     return family
+
+
+def families_in(specs_dir: Path, wanted: str) -> dict[str, Path]:
+    """The spec of every family in a folder of specs, in the order of the file names.
+
+    Args:
+        specs_dir: The folder (`*.yaml`).
+        wanted: What they are wanted for, for the message where there are none: `compare`.
+
+    Raises:
+        SpecError: The family of a spec cannot be told.
+        OutputError: There are no specs, or two of them name one family.
+    """
+    paths = sorted(specs_dir.glob("*.yaml"))
+    if not paths:
+        raise OutputError(f"{specs_dir}: holds no specs (*.yaml), so there is nothing to {wanted}")
+    families: dict[str, Path] = {}
+    problems: list[Problem] = []
+    for path in paths:
+        try:
+            family = family_of(path)
+        except SpecError as error:
+            problems += error.problems
+            continue
+        if family in families:
+            raise OutputError(
+                f"{families[family]} and {path} both name the family {family!r}; "
+                "every spec needs a family of its own"
+            )
+        families[family] = path
+    if problems:
+        raise SpecError(problems)
+    return families
 
 
 def _stated_family(spec_path: Path) -> str | None:

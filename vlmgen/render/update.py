@@ -41,7 +41,7 @@ import vlmgen
 from vlmgen.errors import ConflictError, OutputError, UsageError, VlmgenError
 from vlmgen.render import publish
 from vlmgen.render.edits import Edits, read_edits
-from vlmgen.render.generate import family_of, is_current, render_spec_file
+from vlmgen.render.generate import families_in, family_of, is_current, render_spec_file
 from vlmgen.render.manifest import (
     ATTRIBUTES,
     ATTRIBUTES_PATH,
@@ -235,28 +235,18 @@ def update_all(
 
     Raises:
         PackagesError: Some packages cannot be updated; none was.
+        SpecError: The family of a spec cannot be told.
         OutputError: There are no specs, or two of them name one family.
     """
-    specs = sorted(specs_dir.glob("*.yaml"))
-    if not specs:
-        raise OutputError(f"{specs_dir}: holds no specs (*.yaml), so there is nothing to update")
     jobs: list[Job] = []
     absent: list[Path] = []
     errors: list[VlmgenError] = []
-    families: dict[str, Path] = {}
-    for spec in specs:
+    for family, spec in families_in(specs_dir, "update").items():
+        target = generated_dir / family
+        if not target.joinpath(MANIFEST_PATH).is_file():
+            absent.append(spec)
+            continue
         try:
-            family = family_of(spec)
-            if family in families:
-                raise OutputError(
-                    f"{families[family]} and {spec} both name the family {family!r}; "
-                    "every spec needs a family of its own"
-                )
-            families[family] = spec
-            target = generated_dir / family
-            if not target.joinpath(MANIFEST_PATH).is_file():
-                absent.append(spec)
-                continue
             jobs.append(_job(target, spec, templates, no_templates, search))
         except VlmgenError as error:
             errors.append(error)
