@@ -51,6 +51,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
 # Commands that load torch or vLLM, or prove the weights: run with their pages, in the slow tests.
 SLOW = re.compile(r"vlmgen (tiny|serve|doctor|check (generated/qwen3_vl|edited))\b.*")
 
+# Slow commands of a page that README.md shows too, with their output: run there.
+REPEATED = {"docs/deploy-on-trainium.md": ("vlmgen check generated/qwen3_vl", "vlmgen doctor")}
+
 
 def elsewhere(command: str) -> tuple[str, str] | None:
     """(reason, where) of a command that is not run with its page."""

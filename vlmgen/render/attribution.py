@@ -300,7 +300,7 @@ def steps(
         _take_over(data, today, path.split("."))
         pending += causes
         spec = _spec(data)
-        texts = spec and _rendered(spec, layout, results, search)
+        texts = _rendered(spec, layout, results, search) if spec else None
         if texts:  # else the value is legal only together with the next ones
             yield tuple(pending), texts
             pending = []

@@ -60,7 +60,7 @@ def drift(
         target = generated_dir / family
         if target.is_dir():
             manifest = read_manifest(target)
-            given = templates or (manifest and templates_of(manifest, target))
+            given = templates or (templates_of(manifest, target) if manifest else None)
             _, files = render_spec_file(spec, origin=origin_of(spec, target, given, search))
             found += _package_differences(target, family, files, spec)
         else:

@@ -434,6 +434,7 @@ def merge_package(
     for path in sorted({*manifest.files, *generated}):
         here = before.contents.get(path)
         change: FileChange | None
+        text: bytes | None
         if path not in manifest.files:
             obstacle = _obstacle(target, path, generated[path], before)
             if obstacle:
@@ -530,8 +531,7 @@ def _merged(
     base, new = _with_line_ends_of(here, base), _with_line_ends_of(here, new) or b""
     settled = 0
     if here not in (base, new) and find_conflicts(here):
-        side = "ours" if on_conflict == "ours" else "theirs"
-        whole = settle(here, side) if on_conflict in ("ours", "theirs") else None
+        whole = settle(here, on_conflict) if on_conflict in ("ours", "theirs") else None
         if whole is None:
             note = "" if base == new else AGAIN
             return FileChange(path, "conflict", tuple(find_conflicts(here)), note=note), here
@@ -548,7 +548,7 @@ def _merged(
         return FileChange(path, "merged", settled=settled), outcome.take("ours")
     if on_conflict in ("ours", "theirs"):
         settled += len(outcome.conflicts_in_ours())
-        text = outcome.take("ours" if on_conflict == "ours" else "theirs")
+        text = outcome.take(on_conflict)
         return FileChange(path, "merged", settled=settled), text
     text = outcome.marked(_LABEL)
     note = "" if base is not None else "its generated text is not known"
