@@ -201,12 +201,27 @@ def test_values_that_are_legal_together_only(compared, change) -> None:
     assert "text.rope.sections" in paths[1] and THETA not in paths[1]
 
 
+def test_a_value_that_asks_for_other_templates(
+    compared, change, search, spec_path, package
+) -> None:
+    template = search[0] / CONFIG
+    block = "{% if text.rope.theta < 2000000 %}{% include 'blocks/greeting.py.j2' %}{% endif %}"
+    template.write_text(template.read_text() + block)
+    generate(spec_path, package, search=search)
+    change("theta: 5000000", "theta: 1000000")
+    found = compared()
+    assert [(cause.kind, cause.path) for cause in found.causes] == [("spec", THETA)]
+    assert config_hunks(found) == [[("spec", THETA)], [("spec", THETA)]]
+
+
 def test_a_template_that_does_not_fit_the_old_spec(compared, change, search) -> None:
     change("theta: 5000000", "theta: 1000000")
+    change("sections: [24, 20, 20]", "sections: [24, 21, 19]")
     template = search[0] / CONFIG
     guard = "{% if text.rope.theta > 1000000 %}{{ nothing.there }}{% endif %}"
     template.write_text(template.read_text() + guard)
-    assert config_hunks(compared())[0] == [("template", CONFIG), ("spec", THETA)]
+    either = [("template", CONFIG), ("spec", "text.rope.sections"), ("spec", THETA)]
+    assert config_hunks(compared()) == [either, either]
 
 
 def test_a_value_of_a_base_has_the_line_of_the_base(compared, change, spec_path, search) -> None:

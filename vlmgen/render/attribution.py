@@ -23,7 +23,7 @@ from vlmgen.render import plan as planning
 from vlmgen.render.escaping import to_yaml
 from vlmgen.render.generate import diff_lines
 from vlmgen.render.merge import changed_ranges
-from vlmgen.render.package import render_package
+from vlmgen.render.package import RenderedPackage, render_package
 
 if TYPE_CHECKING:
     from vlmgen.spec import Spec
@@ -261,7 +261,7 @@ def steps(
     old: Spec,
     new: Spec,
     values: Sequence[Cause],
-    others: bool,
+    then: RenderedPackage | None,
     layout: planning.Layout,
     results: Mapping[str, Any] | None,
     search: Sequence[Path],
@@ -272,7 +272,8 @@ def steps(
         old: The spec that it was generated from.
         new: The spec as it is.
         values: The values that differ between the two.
-        others: Whether anything but the spec changed.
+        then: The package of the old spec and everything else of today; None where nothing else
+            changed.
         layout: The package's layout.
         results: The stored results.
         search: Template folders.
@@ -282,13 +283,8 @@ def steps(
         that is no spec; and the package after it. The last step, to the package as it would be,
         has the values that no step names.
     """
-    if not values:
-        return
-    if others:
-        texts = _rendered(old, layout, results, search)
-        if texts is None:
-            return
-        yield (), texts
+    if then:
+        yield (), _bytes(then)
     data = old.model_dump(mode="json", exclude_none=True)
     today = new.model_dump(mode="json", exclude_none=True)
     # A list is taken over as a whole.
@@ -300,9 +296,9 @@ def steps(
         _take_over(data, today, path.split("."))
         pending += causes
         spec = _spec(data)
-        texts = _rendered(spec, layout, results, search) if spec else None
-        if texts:  # else the value is legal only together with the next ones
-            yield tuple(pending), texts
+        package = rendered(spec, layout, results, search) if spec else None
+        if package:  # else the value is legal only together with the next ones
+            yield tuple(pending), _bytes(package)
             pending = []
 
 
@@ -328,14 +324,18 @@ def _spec(data: dict[str, Any]) -> Spec | None:
         return None
 
 
-def _rendered(
+def rendered(
     spec: Spec,
     layout: planning.Layout,
     results: Mapping[str, Any] | None,
     search: Sequence[Path],
-) -> Texts | None:
+) -> RenderedPackage | None:
+    """A package of a spec that is not today's; None where the templates of today do not fit it."""
     try:
-        texts = render_package(spec, layout, results, search).texts
-    except OutputError:  # templates of today need not fit a spec of then
+        return render_package(spec, layout, results, search)
+    except OutputError:
         return None
-    return {path: text.encode("utf-8") for path, text in texts.items()}
+
+
+def _bytes(package: RenderedPackage) -> Texts:
+    return {path: text.encode("utf-8") for path, text in package.texts.items()}

@@ -10,14 +10,23 @@ so do files that vlmgen did not write. What caused which lines is in `attributio
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import vlmgen
 from vlmgen.errors import SpecError, UsageError
 from vlmgen.render import publish
-from vlmgen.render.attribution import Cause, Causes, Hunk, Kind, hunks_of, steps, value_causes
+from vlmgen.render.attribution import (
+    Cause,
+    Causes,
+    Hunk,
+    Kind,
+    hunks_of,
+    rendered,
+    steps,
+    value_causes,
+)
 from vlmgen.render.chain import spec_texts
 from vlmgen.render.edits import without_edits
 from vlmgen.render.generate import families_in, family_of, parse_results, read_results, up_to_date
@@ -194,20 +203,28 @@ def _compare(
     present = without_edits(there, files)
     today = Manifest.from_bytes(files[MANIFEST_PATH], MANIFEST_PATH)
     inputs = tuple(_changed_inputs(manifest, today, spec)) if manifest else ()
-    others = tuple(cause for cause in inputs if cause.kind not in ("spec", "base"))
     bases = known_texts(manifest, before.contents) if manifest else {}
-    old = _old_spec(package.plan, bases)
-    values = value_causes(old, loaded, spec) if old and others != inputs else []
-    inputs = _with_values(inputs, values)
+    old = _old_spec(package.plan, bases) if _is_of_specs(inputs) else None
+    values = value_causes(old, loaded, spec) if old else []
+    made = package
     chain: list[tuple[Causes, Mapping[str, bytes]]] = []
-    if old:
-        chain += steps(old, loaded, values, bool(others), layout, results, origin.search)
+    if old and values and manifest:
+        only_specs = all(cause.kind in ("spec", "base") for cause in inputs)
+        then = None if only_specs else rendered(old, layout, results, origin.search)
+        if then:
+            # Another value may ask for other templates: that is no change of a template.
+            today = replace(today, templates=then.templates, sources=then.sources)
+            inputs = tuple(_changed_inputs(manifest, today, spec))
+            made = then
+        if then or only_specs:  # else nothing lies between that could be rendered
+            chain += steps(old, loaded, values, then, layout, results, origin.search)
+    inputs = _with_values(inputs, values)
     changes = []
     for path in sorted({*present, *files}):
         here, new = present.get(path), files.get(path)
         if is_own(path) or here == new:
             continue
-        known = _known_causes(path, manifest, today, package, inputs)
+        known = _known_causes(path, manifest, today, made, inputs)
         hunks = _hunks(path, here, bases.get(path), chain, new, known, values)
         named = dict.fromkeys(cause for hunk in hunks for cause in hunk.causes)
         status: Any = "new" if here is None else "removed" if new is None else "changed"
@@ -217,6 +234,11 @@ def _compare(
     by_hand = tuple(Cause("hand", path) for path in touched)
     state: State = "changed" if changes or inputs or by_hand else "same"
     return PackageDifference(target, spec, state, (*inputs, *by_hand), tuple(changes))
+
+
+def _is_of_specs(inputs: Causes) -> bool:
+    """Whether a spec is among the inputs that changed."""
+    return any(cause.kind in ("spec", "base") for cause in inputs)
 
 
 def _in_the_way(
