@@ -1,8 +1,13 @@
 """Wrong variants of the InternVL3 package."""
 
+from . import _text as text
 from . import _vision as vision
 
 FAULTS = (
+    *text.BIAS,
+    *text.NO_HEAD_NORM,
+    *text.PLAIN_ROPE,
+    text.text_type("qwen2"),
     *vision.TILES,
     *vision.LAYER_SCALE,
     *vision.SEPARATE_QKV,

@@ -1,8 +1,12 @@
 """Wrong variants of the PaddleOCR-VL package."""
 
+from . import _text as text
 from . import _vision as vision
 
 FAULTS = (
+    *text.NO_HEAD_NORM,
+    *text.CONTIGUOUS,
+    *text.FLAT_CONFIG,
     *vision.RASTER,
     *vision.BILINEAR,
     *vision.ROPE,

@@ -1,8 +1,13 @@
 """Wrong variants of the Qwen2.5-VL package."""
 
+from . import _text as text
 from . import _vision as vision
 
 FAULTS = (
+    *text.BIAS,
+    *text.NO_HEAD_NORM,
+    *text.CONTIGUOUS,
+    *text.FLAT_CONFIG,
     *vision.WINDOWS,
     *vision.FRAMES,
     *vision.ROPE,
