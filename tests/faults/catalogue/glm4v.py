@@ -1,8 +1,11 @@
 """Wrong variants of the GLM-4.1V package."""
 
+from . import _prompt as prompt
 from . import _vision as vision
 
 FAULTS = (
+    *prompt.IMAGE_TOKEN,
+    *prompt.ROWS,
     *vision.GRID_SAMPLE,
     *vision.EMBED_NORM,
     *vision.CROSSED_WIDTHS,

@@ -1,8 +1,11 @@
 """Wrong variants of the InternVL3 package."""
 
+from . import _prompt as prompt
 from . import _vision as vision
 
 FAULTS = (
+    *prompt.TILES,
+    *prompt.ROWS,
     *vision.TILES,
     *vision.LAYER_SCALE,
     *vision.SEPARATE_QKV,

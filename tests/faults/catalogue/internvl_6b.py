@@ -1,8 +1,11 @@
 """Wrong variants of the InternVL3 6B package."""
 
+from . import _prompt as prompt
 from . import _vision as vision
 
 FAULTS = (
+    *prompt.TILES,
+    *prompt.ROWS,
     *vision.FULL_WIDTH_NORM,
     *vision.TILES,
     *vision.LAYER_SCALE,

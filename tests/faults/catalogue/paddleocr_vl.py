@@ -1,8 +1,11 @@
 """Wrong variants of the PaddleOCR-VL package."""
 
+from . import _prompt as prompt
 from . import _vision as vision
 
 FAULTS = (
+    *prompt.RASTER,
+    *prompt.ROWS,
     *vision.RASTER,
     *vision.BILINEAR,
     *vision.ROPE,

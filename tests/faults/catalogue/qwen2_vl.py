@@ -1,8 +1,11 @@
 """Wrong variants of the Qwen2-VL package."""
 
+from . import _prompt as prompt
 from . import _vision as vision
 
 FAULTS = (
+    *prompt.BLOCK,
+    *prompt.ROWS,
     *vision.FRAMES,
     *vision.ROPE,
     *vision.QUICK_GELU,
