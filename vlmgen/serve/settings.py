@@ -47,8 +47,9 @@ def settings_for(
     """Work out buckets and block sizes.
 
     The attention block takes the largest picture that the checkpoint's processor makes; where that
-    is above the plugin's default block, the processor is told to make pictures no larger. One
-    prompt may hold four such blocks of pictures and frames.
+    is above the plugin's default block, the processor is told to make pictures no larger. Where
+    pictures are cut into tiles, it takes a tile. One prompt may hold four such blocks of pictures
+    and frames, and at least the largest picture.
 
     Args:
         factory: The package's factory class.
@@ -62,7 +63,7 @@ def settings_for(
     """
     from transformers import AutoConfig
 
-    raw = read_json(checkpoint / "config.json")
+    read_json(checkpoint / "config.json")  # whose errors are clearer than those of transformers
     hf_config = AutoConfig.from_pretrained(checkpoint)
     text = hf_config.get_text_config()
     longest = getattr(text, "max_position_embeddings", DEFAULT_MODEL_LEN)
@@ -77,9 +78,10 @@ def settings_for(
     block = own_vision.get("vision_attention_block_size", block)
     vision: dict[str, Any] = {"vision_attention_block_size": block}
     if not own_vision.get("max_vision_seq_len"):
-        blocks = max(1, min(BLOCKS_PER_PROMPT, model_len * area // block))
+        most = max(BLOCKS_PER_PROMPT, _most_tiles(checkpoint))
+        blocks = max(1, min(most, model_len * area // block))
         vision["num_vision_tokens_buckets"] = [block * count for count in doublings(1, blocks)]
-    row_bytes = _row_bytes(raw)
+    row_bytes = _row_bytes(hf_config)
     minimum = -(-model_len // (block // area)) + 1
     vision["encoder_cache_num_blocks"] = max(
         minimum, BLOCKS_PER_PROMPT + 1, min(4 * minimum, CACHE_BYTES // (row_bytes * block // area))
@@ -124,6 +126,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _block_size(factory: Any, hf_config: Any, checkpoint: Path) -> tuple[int, dict[str, Any]]:
     """Patches of the attention block, and limits for the processor."""
+    if not hasattr(factory, "get_max_pixels_token_count"):  # tiles of one size
+        area = factory.get_vision_token_merge_factor(hf_config)
+        return -(-_tile_places(hf_config.vision_config, area) // BLOCK_STEP) * BLOCK_STEP, {}
     pixels = _largest_picture(checkpoint)
     patches = None if pixels is None else factory.get_max_pixels_token_count(hf_config, pixels)
     if patches is not None and patches <= BLOCK_PATCHES:
@@ -135,22 +140,38 @@ def _block_size(factory: Any, hf_config: Any, checkpoint: Path) -> tuple[int, di
     return BLOCK_PATCHES, {"max_pixels": pixels}
 
 
-def _largest_picture(checkpoint: Path) -> int | None:
-    """Pixels of the largest picture that the checkpoint's processor makes."""
+def _tile_places(vision_config: Any, merge_area: int) -> int:
+    """Patches of a tile and, in case it has a class token, one merge window more."""
+    sides = (vision_config.image_size, vision_config.patch_size)
+    (height, width), patch = ((s, s) if isinstance(s, int) else tuple(s) for s in sides)
+    return height // patch[0] * (width // patch[1]) + merge_area
+
+
+def _image_processor(checkpoint: Path) -> dict[str, Any]:
+    """Settings of the checkpoint's image processor; empty where no file states them."""
     for name in ("preprocessor_config.json", "processor_config.json"):
         path = checkpoint / name
-        if not path.is_file():
-            continue
-        config = read_json(path)
-        config = config.get("image_processor", config)
-        pixels = (config.get("size") or {}).get("longest_edge") or config.get("max_pixels")
-        if pixels:
-            return int(pixels)
-    return None
+        if path.is_file():
+            config = read_json(path)
+            return config.get("image_processor", config)
+    return {}
 
 
-def _row_bytes(raw: Mapping[str, Any]) -> int:
+def _largest_picture(checkpoint: Path) -> int | None:
+    """Pixels of the largest picture that the checkpoint's processor makes."""
+    config = _image_processor(checkpoint)
+    pixels = (config.get("size") or {}).get("longest_edge") or config.get("max_pixels")
+    return int(pixels) if pixels else None
+
+
+def _most_tiles(checkpoint: Path) -> int:
+    """Tiles of the largest picture with its thumbnail; 0 where pictures are not cut up."""
+    most = _image_processor(checkpoint).get("max_patches")
+    return int(most) + 1 if most else 0
+
+
+def _row_bytes(hf_config: Any) -> int:
     """Bytes of one row of the encoder cache, in the widest dtype."""
-    vision = raw.get("vision_config") or {}
-    width = vision.get("out_hidden_size") or raw.get("hidden_size") or 4096
-    return 4 * width * (1 + len(vision.get("deepstack_visual_indexes") or ()))
+    width = hf_config.get_text_config().hidden_size
+    levels = getattr(hf_config.vision_config, "deepstack_visual_indexes", None) or ()
+    return 4 * width * (1 + len(levels))

@@ -1,5 +1,6 @@
 """Wrong variants of the GLM-4.5V package."""
 
+from . import _prompt as prompt
 from . import _text as text
 from . import _vision as vision
 
@@ -12,6 +13,8 @@ FAULTS = (
     *text.SHARED_EXPERTS,
     *text.PER_EXPERT,
     *text.EXPERT_SHARES,
+    *prompt.IMAGE_TOKEN,
+    *prompt.ROWS,
     *vision.GRID_SAMPLE,
     *vision.EMBED_NORM,
     *vision.CROSSED_WIDTHS,

@@ -1,5 +1,6 @@
 """Wrong variants of the Qwen2-VL package."""
 
+from . import _prompt as prompt
 from . import _text as text
 from . import _vision as vision
 
@@ -8,6 +9,8 @@ FAULTS = (
     *text.NO_HEAD_NORM,
     *text.CONTIGUOUS,
     *text.FLAT_CONFIG,
+    *prompt.BLOCK,
+    *prompt.ROWS,
     *vision.FRAMES,
     *vision.ROPE,
     *vision.QUICK_GELU,
