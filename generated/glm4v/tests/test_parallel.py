@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from vllm_neuron.utils.weight_loader import get_weight_loader
-from vllm_neuron_glm4v import vision_encoder
 from vllm_neuron_glm4v import model as text_module
+from vllm_neuron_glm4v import vision_encoder
 from vllm_neuron_glm4v.config import Glm4vConfig, Glm4vConfigError
 from vllm_neuron_glm4v.factory import check_parallel
 from vllm_neuron_glm4v.utils.preprocessing import warmup_tower_inputs

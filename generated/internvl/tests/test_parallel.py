@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from vllm_neuron.utils.weight_loader import get_weight_loader
-from vllm_neuron_internvl import vision_encoder
 from vllm_neuron_internvl import model as text_module
+from vllm_neuron_internvl import vision_encoder
 from vllm_neuron_internvl.config import InternVLConfig, InternVLConfigError
 from vllm_neuron_internvl.factory import check_parallel
 from vllm_neuron_internvl.utils.preprocessing import warmup_tower_inputs

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from vllm_neuron.utils.weight_loader import get_weight_loader
-from vllm_neuron_internvl3_5 import vision_encoder
 from vllm_neuron_internvl3_5 import model as text_module
+from vllm_neuron_internvl3_5 import vision_encoder
 from vllm_neuron_internvl3_5.config import InternVLConfig, InternVLConfigError
 from vllm_neuron_internvl3_5.factory import check_parallel
 from vllm_neuron_internvl3_5.utils.preprocessing import warmup_tower_inputs

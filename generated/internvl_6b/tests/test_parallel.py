@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from vllm_neuron.utils.weight_loader import get_weight_loader
-from vllm_neuron_internvl_6b import vision_encoder
 from vllm_neuron_internvl_6b import model as text_module
+from vllm_neuron_internvl_6b import vision_encoder
 from vllm_neuron_internvl_6b.config import InternVLConfig, InternVLConfigError
 from vllm_neuron_internvl_6b.factory import check_parallel
 from vllm_neuron_internvl_6b.utils.preprocessing import warmup_tower_inputs

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from vllm_neuron.utils.weight_loader import get_weight_loader
-from vllm_neuron_qwen3_vl import vision_encoder
 from vllm_neuron_qwen3_vl import model as text_module
+from vllm_neuron_qwen3_vl import vision_encoder
 from vllm_neuron_qwen3_vl.config import Qwen3VLConfig, Qwen3VLConfigError
 from vllm_neuron_qwen3_vl.factory import check_parallel
 from vllm_neuron_qwen3_vl.utils.preprocessing import warmup_tower_inputs
