@@ -101,6 +101,8 @@ def site(tmp_path, monkeypatch) -> Path:
     folder = tmp_path / "site"
     folder.mkdir()
     install(folder, one, other, different)
+    for name in names(one, other, different):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.syspath_prepend(str(folder))
     importlib.invalidate_caches()
     return folder
