@@ -236,9 +236,9 @@ def run_rank(
             for index, logits in enumerate(step):
                 rows[index].append(logits[None])
                 tokens[index].append(int(logits.argmax()))
-        result.logits += [prefill for prefill, *_ in rows]
-        result.step_logits += [torch.cat([first[-1:], *later]) for first, *later in rows]
-        result.tokens += tokens
+        result.logits.extend(prefill for prefill, *_ in rows)
+        result.step_logits.extend(torch.cat([first[-1:], *later]) for first, *later in rows)
+        result.tokens.extend(tokens)
         for request in requests:
             driver.release(request)
     # What its calls look like was compared with warm-up above, and on one rank for this one too.
