@@ -428,7 +428,6 @@ def test_an_end_at_every_step(tmp_path: Path, repository: Path) -> None:
 SURROUNDINGS = """
 import hashlib, sys
 from pathlib import Path
-from tests.render.test_lifecycle_properties import tree
 from vlmgen.render import package as packaging
 from vlmgen.render.generate import generate, render_spec_file
 from vlmgen.render.update import update
@@ -444,8 +443,8 @@ path = target / "vllm_neuron_qwen3_vl/config.py"
 path.write_bytes(path.read_bytes() + b"MINE = 1\\n")
 result = update(target, search=(new,))
 assert [file.path for file in result.conflicts] == ["vllm_neuron_qwen3_vl/utils/mrope.py"]
-for name, content in sorted(tree(target).items()):
-    print(hashlib.sha256(content).hexdigest(), name)
+for path in sorted(path for path in target.rglob("*") if path.is_file()):
+    print(hashlib.sha256(path.read_bytes()).hexdigest(), path.relative_to(target).as_posix())
 """
 
 
