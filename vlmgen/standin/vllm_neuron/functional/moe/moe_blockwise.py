@@ -63,7 +63,8 @@ def build_blockwise_mapping(
     token_of = token_of[1:]
 
     block_numbers = torch.arange(blocks)
-    block_to_expert = torch.searchsorted(last_block, block_numbers, right=True)
+    # A block belongs to the expert before which that many experts have ended.
+    block_to_expert = (last_block <= block_numbers[:, None]).sum(dim=1)
     block_to_expert = block_to_expert.clamp(max=experts - 1).to(torch.int32)
     conditions = (block_numbers < last_block[-1]).to(torch.int32)
 
