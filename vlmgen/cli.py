@@ -32,7 +32,7 @@ R = TypeVar("R")
 
 EXIT_INTERRUPTED = 130
 
-# What the extra "cpu" installs and the core does not.
+# What the extras "cpu" and "compile" install and the core does not.
 EXTRA_MODULES = frozenset(
     (
         "torch",
@@ -46,6 +46,8 @@ EXTRA_MODULES = frozenset(
         "skimage",
         "sklearn",
         "openai",
+        "jax",
+        "torchax",
     )
 )
 
@@ -65,6 +67,13 @@ class Layout(StrEnum):
 
     OUT_OF_TREE = "out-of-tree"
     IN_TREE = "in-tree"
+
+
+class Target(StrEnum):
+    """Which compiler takes the graphs."""
+
+    XLA_CPU = "xla-cpu"
+    NEURON = "neuron"
 
 
 class Plugin(StrEnum):
@@ -292,6 +301,88 @@ def validate(
     failed = sum(not row.passed for row in report.rows)
     if not report.passed:
         raise ValidationFailed(f"{failed} of {len(report.rows)} validations failed")
+
+
+@app.command(
+    "compile",
+    epilog="Example: vlmgen compile generated/NAME --checkpoint build/tiny --only decode-1",
+)
+@user_errors
+def compile_(
+    package: Annotated[Path, typer.Argument(metavar="PKG", help="A generated package.")],
+    checkpoint: Annotated[Path, typer.Option(help="A checkpoint directory as published.")],
+    buckets: Annotated[
+        str,
+        typer.Option(
+            help="auto: those of `vlmgen serve`. Or a JSON file with other sizes; --list --json "
+            "shows its fields."
+        ),
+    ] = "auto",
+    list_graphs: Annotated[
+        bool, typer.Option("--list", help="Only list the graphs, their inputs and why they exist.")
+    ] = False,
+    only: Annotated[
+        list[str] | None, typer.Option(help="A graph, as --list names it; may be repeated.")
+    ] = None,
+    emit: Annotated[
+        Path | None, typer.Option(help="Write StableHLO, optimised HLO and a record per graph.")
+    ] = None,
+    run: Annotated[
+        bool, typer.Option("--run/--no-run", help="Run every graph and compare the results.")
+    ] = True,
+    cache: Annotated[
+        Path | None, typer.Option(help="Folder of the artifact cache [default: $VLMGEN_CACHE].")
+    ] = None,
+    shared_cache: Annotated[
+        Path | None, typer.Option(help="A second folder, shared by machines that trust it.")
+    ] = None,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Compile nothing: what is not cached is an error.")
+    ] = False,
+    notes: Annotated[bool, typer.Option("--notes", help="Print findings that are notes.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Compile every graph of a package for XLA on a CPU, run it, and compare the results."""
+    from vlmgen.errors import CompileFailed
+
+    with needs_extra("compile"), progress("compiling") as report_progress:
+        from vlmgen.compile import run as compiling
+        from vlmgen.compile.artifacts import ArtifactCache, default_folder
+        from vlmgen.compile.console import print_deployment, print_report
+
+        compiling.set_up_process()
+        file = None if buckets == "auto" else Path(buckets)
+        deployment = compiling.deployment_for(package, checkpoint, file)
+        graphs = compiling.chosen(deployment, only or ())
+        if not list_graphs:
+            report = compiling.compile_package(
+                package,
+                checkpoint,
+                deployment,
+                only=graphs,
+                cache=ArtifactCache(cache or default_folder(), shared_cache),
+                offline=offline,
+                emit=emit,
+                verify=run,
+                progress=report_progress,
+            )
+    if list_graphs:
+        shapes = compiling.input_shapes(package, checkpoint, deployment)
+        if as_json:
+            rows = [
+                {"graph": g.name, "why": deployment.why(g), "inputs": shapes[g.name]}
+                for g in graphs
+            ]
+            _print_json({"deployment": deployment.to_dict(), "graphs": rows})
+        else:
+            print_deployment(deployment, shapes, _console())
+        return
+    if as_json:
+        _print_json(report.to_dict())
+    else:
+        print_report(report, _console(), notes)
+    if not report.passed:
+        raise CompileFailed(report.problems)
 
 
 @app.command(epilog="Example: vlmgen tiny specs/NAME.yaml build/tiny")
