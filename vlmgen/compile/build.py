@@ -141,6 +141,9 @@ class GraphBuilder:
         built = BuiltGraph(call)
         try:
             program = export(call)
+            built.findings += scalars(program, self.sources)
+            if built.findings:
+                return built  # what has no value yet cannot be lowered
             lowered = lower(program)
         except Exception as error:  # whatever torch raises, it is about the package
             built.findings.append(explain(error, call.graph.name, self.sources))
@@ -149,7 +152,6 @@ class GraphBuilder:
         built.interface, built.operators = program.interface, census(operators)
         built.layers = layer_graphs.distinct_layers(program)
         built.findings += [
-            *scalars(program, self.sources),
             *denied(operators, program, self.sources),
             *in_place.copied_caches(program, caches_of(call, program), self.sources),
             *layer_graphs.specialised_layers(program, self.sources),

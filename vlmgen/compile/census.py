@@ -145,8 +145,11 @@ def denied(operators: Sequence[Operator], program: Program, sources: Sources) ->
             trace = "" if operator.node is None else program.trace_of(operator.node)
             counts[rule.rule, sources.place(trace), sources.inside(trace)] += 1
     by_name = {rule.rule: rule for rule in rules()}
+    placed = {name for name, place, _ in counts if place.line}
     findings = []
     for (name, place, inside), count in counts.items():
+        if not place.line and name in placed:
+            continue  # a constant stands apart from the operator that it is for
         rule = by_name[name]
         severity = rule.in_plugin if inside else rule.severity
         findings.append(

@@ -14,7 +14,7 @@ from vlmgen.compile.lower import NoLoweringError, Program
 
 @dataclass(frozen=True)
 class _Cause:
-    """How a failure is recognised and what it means."""
+    """How a failure is recognised and what it means; the first by its line, others by the text."""
 
     rule: str
     pattern: re.Pattern[str]
@@ -26,7 +26,7 @@ class _Cause:
 _CAUSES = (
     _Cause(
         "scalar-from-tensor",
-        re.compile(r"\.item\(\)|\.tolist\(\)|Tensor\.item|_local_scalar_dense", re.IGNORECASE),
+        re.compile(r"\.item\(|\.tolist\(|\b(?:int|float|bool)\("),
         "a Python number is taken from a tensor",
         "the graph would wait for the device and be compiled for one value",
         "keep it a tensor",
@@ -41,8 +41,7 @@ _CAUSES = (
     _Cause(
         "value-dependent-shape",
         re.compile(
-            r"[Dd]ata.dependent|unbacked|dynamic shape|GuardOnDataDependent|nonzero|u\d+|"
-            r"data_dependent_output|as_int|__index__"
+            r"[Dd]ata.dependent|unbacked|dynamic shape|GuardOnDataDependent|nonzero|\bu\d+\b"
         ),
         "a shape or a slice depends on the value of a tensor",
         "every value would need a graph of its own",
@@ -95,8 +94,9 @@ def explain(error: Exception, graph: str, sources: Sources) -> Finding:
     stack = getattr(error, "real_stack", None)
     trace = text + "\n" + ("".join(stack.format()) if stack else "")
     place = sources.place(trace)
-    subject = place.code + "\n" + text
-    cause = next((cause for cause in _CAUSES if cause.pattern.search(subject)), None)
+    scalar, *others = _CAUSES
+    cause = scalar if scalar.pattern.search(place.code) else None
+    cause = cause or next((cause for cause in others if cause.pattern.search(text)), None)
     if cause is None:
         first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
         return Finding(

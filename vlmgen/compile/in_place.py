@@ -99,14 +99,15 @@ def _copy_of(program: Program, name: str) -> torch.fx.Node | None:
     specs = program.exported.graph_signature.input_specs
     inputs = [node for node in program.nodes if node.op == "placeholder"]
     pairs = zip(inputs, specs, strict=True)
-    start = next((node for node, spec in pairs if name in (spec.target, node.name)), None)
-    if start is None:
-        return None
-    shape = start.meta["val"].shape
-    reached = {start}
-    for node in program.nodes:
-        if node.op == "call_function" and reached & set(node.all_input_nodes):
-            value = node.meta.get("val")
+    wanted = next((node.name for node, spec in pairs if name in (spec.target, node.name)), name)
+    reached: set[torch.fx.Node] = set()
+    shape: torch.Size | None = None
+    for node in program.raw_nodes:
+        value = node.meta.get("val")
+        if node.op == "placeholder" and node.name == wanted:
+            reached.add(node)
+            shape = value.shape
+        elif node.op == "call_function" and reached & set(node.all_input_nodes):
             if torch.is_tensor(value) and value.shape == shape:
                 return node
             reached.add(node)

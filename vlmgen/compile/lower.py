@@ -51,6 +51,7 @@ class Program:
         exported: Core ATen operators, functional.
         interface: What it takes and gives.
         fixed: Values of graph inputs that are no arguments: Python values and constant tensors.
+        raw_nodes: The nodes before anything that has no effect was left out.
         seconds: Time taken by each step.
     """
 
@@ -58,6 +59,7 @@ class Program:
     exported: torch.export.ExportedProgram
     interface: Interface
     fixed: dict[int, Any]
+    raw_nodes: list[torch.fx.Node]
     seconds: dict[str, float] = field(default_factory=dict)
 
     @cached_property
@@ -86,14 +88,36 @@ def export(call: Call) -> Program:
         Exception: What `torch.export` raises; :mod:`vlmgen.compile.export_faults` explains it.
     """
     started = time.perf_counter()
-    with torch.no_grad():
+    with torch.no_grad(), _caches_apart(call.module):
         raw = torch.export.export(call.module, (), kwargs=call.kwargs, strict=True)
         exported_at = time.perf_counter()
         exported = raw.run_decompositions(_decompositions())
     ended = time.perf_counter()
     interface, fixed = _interface(exported)
     seconds = {"export": exported_at - started, "decompose": ended - exported_at}
-    return Program(call, exported, interface, fixed, seconds)
+    return Program(call, exported, interface, fixed, list(raw.graph.nodes), seconds)
+
+
+@contextmanager
+def _caches_apart(module: torch.nn.Module) -> Iterator[None]:
+    """Give buffers that share memory memory of their own: keys and values are two arguments.
+
+    The runner's KV cache of a layer is one tensor, of which the package gets two halves; an export
+    of halves of which one is written would be about their common base.
+    """
+    owners = [
+        (owner, name, buffer)
+        for owner in module.modules()
+        for name, buffer in owner.named_buffers(recurse=False)
+        if buffer.dim() and buffer.untyped_storage().nbytes() > buffer.numel() * buffer.itemsize
+    ]
+    for owner, name, buffer in owners:
+        setattr(owner, name, torch.empty_like(buffer))
+    try:
+        yield
+    finally:
+        for owner, name, buffer in owners:
+            setattr(owner, name, buffer)
 
 
 def _decompositions() -> dict[Any, Any]:
@@ -164,7 +188,15 @@ class _Lowering(torch.fx.Interpreter):
         with self._loaded.jax.named_scope(f"{SCOPE}{self._number}"):
             if n.target in IN_PLACE:
                 self._read_before_write(n)
-            return super().run_node(n)
+            return self._of_torch_dtype(n, super().run_node(n))
+
+    def _of_torch_dtype(self, node: torch.fx.Node, value: Any) -> Any:
+        """The value in the dtype that torch gives it: a scalar tensor widens nothing there."""
+        expected = node.meta.get("val")
+        if not torch.is_tensor(expected) or not hasattr(value, "astype"):
+            return value
+        dtype = self._loaded.t2j_dtype(expected.dtype)
+        return value if value.dtype == dtype else value.astype(dtype)
 
     def _read_before_write(self, write: torch.fx.Node) -> None:
         """Keep the program's order: what was read from a cache is read before it is written.
