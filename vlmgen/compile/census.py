@@ -17,7 +17,7 @@ from vlmgen.compile.lower import SCOPE, Program
 
 DENIED = Path(__file__).with_name("denied.yaml")
 
-_NODE = re.compile(rf"/{SCOPE}(\d+)[/\"]")
+_NODE = re.compile(rf"[/\"]{SCOPE}(\d+)[/\"]")
 _SHAPE = re.compile(r"tensor<(?:(?P<sizes>[\d?x]+)x)?(?P<dtype>[a-z]\w*(?:<[^>]*>)?)>")
 _SKIPPED = frozenset(("func.func", "func.return", "func.call", "stablehlo.return"))
 _WITH_ATTRIBUTES = frozenset(("stablehlo.gather", "stablehlo.custom_call"))

@@ -215,7 +215,7 @@ class _Lowering(torch.fx.Interpreter):
         if not isinstance(target, torch._ops.OpOverload):
             return super().call_function(target, args, kwargs)
         if self._collectives is not None:
-            taken, value = self._collectives.lower(target, args, kwargs)
+            taken, value = self._collectives.lower(self._number, target, args, kwargs)
             if taken:
                 return value
         if target in OWN:
