@@ -55,7 +55,7 @@ app = typer.Typer(
     name="vlmgen",
     help="Vision-language model packages for the vLLM Neuron plugin, generated from one YAML spec.",
     epilog="Exit codes: 0 fine, 2 usage, 3 bad spec, 4 check failed, 5 validation failed, "
-    "6 server, 7 contradictory checkpoint.",
+    "6 server, 7 contradictory checkpoint, or no Neuron compiler, 8 not in the artifact cache.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -310,7 +310,19 @@ def validate(
 @user_errors
 def compile_(
     package: Annotated[Path, typer.Argument(metavar="PKG", help="A generated package.")],
-    checkpoint: Annotated[Path, typer.Option(help="A checkpoint directory as published.")],
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="A checkpoint directory as published.")
+    ] = None,
+    published: Annotated[
+        list[str] | None,
+        typer.Option(help="Instead: a published checkpoint, from its sizes alone; or all."),
+    ] = None,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="With --published: every layer, not a few of them.")
+    ] = False,
+    target: Annotated[
+        Target, typer.Option(help="XLA for CPU, or the Neuron compiler that is installed.")
+    ] = Target.XLA_CPU,
     buckets: Annotated[
         str,
         typer.Option(
@@ -330,21 +342,38 @@ def compile_(
     run: Annotated[
         bool, typer.Option("--run/--no-run", help="Run every graph and compare the results.")
     ] = True,
+    world_size: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=2, max=8, help="Also run every legal split of this many ranks; may be repeated."
+        ),
+    ] = None,
     cache: Annotated[
         Path | None, typer.Option(help="Folder of the artifact cache [default: $VLMGEN_CACHE].")
     ] = None,
     shared_cache: Annotated[
         Path | None, typer.Option(help="A second folder, shared by machines that trust it.")
     ] = None,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Processes that compile what is not in the cache.")
+    ] = 1,
     offline: Annotated[
         bool, typer.Option("--offline", help="Compile nothing: what is not cached is an error.")
     ] = False,
     notes: Annotated[bool, typer.Option("--notes", help="Print findings that are notes.")] = False,
+    html_file: Annotated[Path | None, typer.Option("--html", help="Write an HTML report.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Compile every graph of a package for XLA on a CPU, run it, and compare the results."""
-    from vlmgen.errors import CompileFailed
+    from vlmgen.errors import CompileFailed, UsageError
 
+    if (checkpoint is None) == (not published):
+        raise UsageError("give --checkpoint DIR or --published NAME (and not both)")
+    if target is Target.NEURON:
+        _require_neuron()
+    if checkpoint is None:
+        _compile_published(package, published or [], whole, as_json)
+        return
     with needs_extra("compile"), progress("compiling") as report_progress:
         from vlmgen.compile import run as compiling
         from vlmgen.compile.artifacts import ArtifactCache, default_folder
@@ -354,6 +383,19 @@ def compile_(
         file = None if buckets == "auto" else Path(buckets)
         deployment = compiling.deployment_for(package, checkpoint, file)
         graphs = compiling.chosen(deployment, only or ())
+        if target is Target.NEURON and not list_graphs:
+            results = compiling.compile_for_neuron(
+                package,
+                checkpoint,
+                deployment,
+                only=graphs,
+                cache=ArtifactCache(cache or default_folder(), shared_cache),
+                offline=offline,
+                emit=emit,
+                progress=report_progress,
+            )
+            _print_neuron(results, as_json)
+            return
         if not list_graphs:
             report = compiling.compile_package(
                 package,
@@ -364,6 +406,8 @@ def compile_(
                 offline=offline,
                 emit=emit,
                 verify=run,
+                world_sizes=world_size or (),
+                workers=workers,
                 progress=report_progress,
             )
     if list_graphs:
@@ -377,6 +421,10 @@ def compile_(
         else:
             print_deployment(deployment, shapes, _console())
         return
+    if html_file is not None:
+        from vlmgen.compile.page import page
+
+        _write_text(html_file, page(report))
     if as_json:
         _print_json(report.to_dict())
     else:
@@ -657,6 +705,50 @@ def _print_json(data: Any) -> None:
 
 def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
+
+
+def _require_neuron() -> None:
+    """End with the message of what is missing before anything is imported or built."""
+    from vlmgen import standin
+    from vlmgen.compile.neuron import installed
+
+    standin.activate()
+    installed()
+
+
+def _compile_published(package: Path, names: list[str], whole: bool, as_json: bool) -> None:
+    from vlmgen.errors import CompileFailed
+
+    with needs_extra("compile"), progress("compiling") as report_progress:
+        from vlmgen.compile.console import print_published
+        from vlmgen.compile.published import compile_published, names_of
+        from vlmgen.compile.run import set_up_process
+
+        set_up_process()
+        reports = []
+        for name in names_of(package, names):
+            reports += compile_published(package, name, whole=whole, progress=report_progress)
+    if as_json:
+        _print_json([report.to_dict() for report in reports])
+    else:
+        print_published(reports, _console())
+    failed = [f"{r.checkpoint} {r.graph.name}: {r.problem}" for r in reports if r.problem]
+    if failed:
+        raise CompileFailed(failed)
+
+
+def _print_neuron(results: list[Any], as_json: bool) -> None:
+    from vlmgen.errors import CompileFailed
+
+    if as_json:
+        _print_json([dataclasses.asdict(result) for result in results])
+    else:
+        for result in results:
+            state = "cached" if result.cached else "ok" if result.passed else "FAILED"
+            print(f"{result.name}: {state}, {result.seconds:.1f} s\n  {result.command}")
+    failed = [f"{r.name}: {r.detail or 'left no output'}" for r in results if not r.passed]
+    if failed:
+        raise CompileFailed(failed)
 
 
 def _print_parallel(table: ParallelTable) -> None:

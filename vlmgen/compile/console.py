@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from vlmgen.compile.graphs import Deployment
+    from vlmgen.compile.published import PublishedReport
+    from vlmgen.compile.ranks import RankReport
     from vlmgen.compile.report import CompileReport, GraphReport
 
 
@@ -32,6 +35,11 @@ def print_report(report: CompileReport, console: Console, notes: bool = False) -
     for graph in report.graphs:
         table.add_row(*map(Text, _cells(graph)))
     console.print(table)
+    if report.ranks:
+        ranks = Table("layout", "graph", "collectives of a step", "MFLOP", "one rank", "passed")
+        for own in report.ranks:
+            ranks.add_row(*map(Text, _rank_cells(own)))
+        console.print(ranks)
     for finding in report.findings:
         if notes or finding.severity != "note":
             console.print(Text(str(finding)), soft_wrap=True)
@@ -41,6 +49,39 @@ def print_report(report: CompileReport, console: Console, notes: bool = False) -
     }
     listed = ", ".join(f"{count} {name}s" for name, count in counts.items())
     console.print(f"findings: {listed}; cache: {report.hits} hits, {report.misses} misses")
+
+
+def print_published(reports: Sequence[PublishedReport], console: Console) -> None:
+    """One row per graph of every checkpoint."""
+    table = Table(
+        "checkpoint", "graph", "layers", "GFLOP", "of spec", "weights GiB", "caches GiB",
+        "temp GiB", "s", "passed",
+    )  # fmt: skip
+    for own in reports:
+        sizes = (own.weights, own.caches, own.temporary)
+        table.add_row(
+            own.checkpoint,
+            own.graph.name,
+            own.layers,
+            f"{own.flops / 1e9:,.4g}",
+            f"{own.ratio:.3f}",
+            *(f"{size / 2**30:.2f}" for size in sizes),
+            f"{own.seconds:.0f}",
+            "FAIL" if own.problem else "ok",
+        )
+    console.print(table)
+
+
+def _rank_cells(ranks: RankReport) -> list[str]:
+    counts = (f"{c.count} {c.kind} of {c.bytes} B" for c in ranks.collectives)
+    return [
+        ranks.layout.name,
+        ranks.graph.name,
+        ", ".join(counts),
+        f"{ranks.flops / 1e6:.4g}",
+        f"{ranks.difference:.1e}",
+        "ok" if ranks.passed else "FAIL",
+    ]
 
 
 def _cells(graph: GraphReport) -> list[str]:

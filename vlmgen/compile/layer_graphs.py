@@ -31,7 +31,7 @@ def specialised_layers(program: Program, sources: Sources) -> list[Finding]:
         alike: dict[Any, list[tuple[int, tuple[Any, ...]]]] = defaultdict(list)
         for index, nodes in layers.items():
             layer = module.get_submodule(f"{stack}.{index}")
-            alike[_structure_of(layer)].append((index, _graph_of(nodes)))
+            alike[structure_of(layer)].append((index, _graph_of(nodes)))
         for members in alike.values():
             graphs = {graph: index for index, graph in reversed(members)}
             if len(graphs) < 2:
@@ -94,7 +94,7 @@ def _ignored(node: torch.fx.Node) -> bool:
     return node.target is torch.ops.aten._assert_tensor_metadata.default
 
 
-def _structure_of(layer: torch.nn.Module) -> Any:
+def structure_of(layer: torch.nn.Module) -> Any:
     parameters = tuple((name, tuple(p.shape)) for name, p in layer.named_parameters())
     return parameters, tuple((name, type(m).__name__) for name, m in layer.named_modules())
 

@@ -1,7 +1,7 @@
 """Lowerings of ATen operators for which torchax's own are no faithful program.
 
 torchax takes the variance of a layer norm from NumPy's interface, which holds a float64 constant
-that the package has not.
+that the package has not, and the top k from a sort, where XLA and devices have an operator for it.
 """
 
 from __future__ import annotations
@@ -32,6 +32,20 @@ def native_layer_norm(
     return result.astype(value.dtype), mean, scale
 
 
+def topk(
+    value: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> tuple[Any, Any]:
+    """The k largest (or smallest) values along a dimension in order, and where they are."""
+    import jax
+    import jax.numpy as jnp
+
+    last = jnp.moveaxis(value, dim, -1)
+    best, index = jax.lax.top_k(last if largest else -last, k)
+    best = best if largest else -best
+    return jnp.moveaxis(best, -1, dim), jnp.moveaxis(index, -1, dim).astype(jnp.int64)
+
+
 OWN: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.native_layer_norm.default: native_layer_norm,
+    torch.ops.aten.topk.default: topk,
 }

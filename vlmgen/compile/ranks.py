@@ -65,10 +65,21 @@ class RankReport:
     weights: int = 0
     seconds: float = 0.0
 
+    def problems(self) -> Iterator[str]:
+        """Why it did not pass, nothing if it did."""
+        if self.difference > LIMIT:
+            yield (
+                f"{self.graph.name} on {self.layout.name} differs by {self.difference:.2g} from "
+                f"one rank; the limit is {LIMIT:g}"
+            )
+        for finding in self.findings:
+            if finding.severity == "error":
+                yield f"{self.layout.name}: {finding}"
+
     @property
     def passed(self) -> bool:
         """Equal to one rank, and nothing that a device would refuse."""
-        return self.difference <= LIMIT and not any(f.severity == "error" for f in self.findings)
+        return not list(self.problems())
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""

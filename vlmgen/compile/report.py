@@ -13,6 +13,7 @@ from vlmgen.compile.analytic import Count
 from vlmgen.compile.build import BuiltGraph
 from vlmgen.compile.findings import Finding
 from vlmgen.compile.graphs import Deployment, Graph
+from vlmgen.compile.ranks import RankReport
 from vlmgen.compile.verify import LIMIT, Difference
 from vlmgen.errors import OutputError
 
@@ -107,6 +108,7 @@ class CompileReport:
         checkpoint: Folder of the checkpoint, or the name of a published one.
         deployment: What was compiled for.
         graphs: Every graph.
+        ranks: The largest graph of each kind on every layout that was asked for.
         hits, misses: Of the artifact cache.
     """
 
@@ -115,6 +117,7 @@ class CompileReport:
     checkpoint: str
     deployment: Deployment
     graphs: list[GraphReport] = field(default_factory=list)
+    ranks: list[RankReport] = field(default_factory=list)
     hits: int = 0
     misses: int = 0
 
@@ -126,7 +129,9 @@ class CompileReport:
     @property
     def problems(self) -> list[str]:
         """Why it did not pass; what several graphs have in common stands once."""
-        return list(dict.fromkeys(text for graph in self.graphs for text in graph.problems()))
+        texts = [text for graph in self.graphs for text in graph.problems()]
+        texts += [text for ranks in self.ranks for text in ranks.problems()]
+        return list(dict.fromkeys(texts))
 
     @property
     def findings(self) -> list[Finding]:
@@ -155,6 +160,7 @@ class CompileReport:
             "deployment": self.deployment.to_dict(),
             "cache": {"hits": self.hits, "misses": self.misses},
             "graphs": [graph.to_dict() for graph in self.graphs],
+            "ranks": [ranks.to_dict() for ranks in self.ranks],
         }
 
     def to_json(self) -> str:

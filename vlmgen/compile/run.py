@@ -14,14 +14,16 @@ from typing import Any
 import torch
 
 from vlmgen import standin
-from vlmgen.compile import analytic, xla_cpu
+from vlmgen.compile import analytic, neuron, xla_cpu
 from vlmgen.compile.artifacts import ArtifactCache
 from vlmgen.compile.build import GraphBuilder
 from vlmgen.compile.calls import CallRecorder, shapes_only
 from vlmgen.compile.graphs import Deployment, Graph, deployment_of
+from vlmgen.compile.ranks import RankRuns, legal_layouts
 from vlmgen.compile.report import CompileReport, GraphReport
 from vlmgen.compile.sizes import sizes_of_checkpoint
-from vlmgen.compile.verify import Verifier
+from vlmgen.compile.verify import RealCall, Verifier
+from vlmgen.compile.workers import fill_cache
 from vlmgen.errors import UsageError
 from vlmgen.serve.settings import read_json, settings_for
 from vlmgen.standin.ranks import one_rank
@@ -47,7 +49,7 @@ def deployment_for(package: Path, checkpoint: Path, buckets: Path | None = None)
         UsageError: The file has unknown fields or values of a wrong kind.
         CheckpointError: The checkpoint cannot be read.
     """
-    deployment = deployment_of(settings_for(load_factory(package), checkpoint))
+    deployment = deployment_of(serve_settings(package, checkpoint))
     if buckets is None:
         return deployment
     given = read_json(buckets)
@@ -65,6 +67,12 @@ def deployment_for(package: Path, checkpoint: Path, buckets: Path | None = None)
             raise UsageError(f"{buckets}: {name} is {value!r}; legal is {kind}")
         known[name] = sorted(value) if wants_list else value
     return Deployment(**{n: tuple(v) if isinstance(v, list) else v for n, v in known.items()})
+
+
+def serve_settings(package: Path, checkpoint: Path) -> Any:
+    """What `vlmgen serve` starts a checkpoint with."""
+    spec = load_package_spec(package)
+    return settings_for(load_factory(package), checkpoint, spec=spec)
 
 
 def set_up_process() -> None:
@@ -130,6 +138,8 @@ def compile_package(
     offline: bool = False,
     emit: Path | None = None,
     verify: bool = True,
+    world_sizes: Sequence[int] = (),
+    workers: int = 1,
     progress: Progress | None = None,
 ) -> CompileReport:
     """Export, lower, compile and run every graph of a package, and compare the results.
@@ -143,12 +153,16 @@ def compile_package(
         offline: Use the cache alone.
         emit: Folder for the programs' texts.
         verify: Run every graph and compare it with the eager package and Hugging Face.
+        world_sizes: Also run the graphs on every legal split of so many ranks; needs `verify`.
+        workers: Processes that compile what is not in the cache.
         progress: Called with what is being done.
 
     Raises:
         CacheMissError: Something is not in the cache, and only that may be used.
         CheckpointError: The checkpoint cannot be loaded.
     """
+    if world_sizes and not verify:
+        raise UsageError("ranks are compared with one rank, which must be run for that")
     progress = progress or (lambda message: None)
     deployment = deployment or deployment_for(package, checkpoint)
     spec = load_package_spec(package)
@@ -163,13 +177,28 @@ def compile_package(
         verifier = Verifier(recorder, Reference(checkpoint, spec)) if verify else None
         builder = GraphBuilder(package, cache, offline=offline, emit=emit)
         calls = [call for graph, call in recorder.calls.items() if not only or graph in only]
+        missing = [call.graph for call in calls if builder.cached(call) is None]
+        if workers > 1 and len(missing) > 1 and not offline:
+            fill_cache(package, checkpoint, deployment, missing, cache, workers, progress)
+            cache.statistics.misses += len(missing)
+            cache.statistics.hits -= len(missing)  # they are found when it is their turn
+        singles = []
         for call in estimated(calls, progress):
             graph = call.graph
             own = GraphReport(graph, deployment.why(graph), builder.build(call))
             own.count = analytic.count(text, vision, deployment, graph)
             if verifier is not None and own.built.executable is not None:
-                _verify(own, verifier)
+                real = _verify(own, verifier)
+                singles.append((graph, own.built.interface, real))
             report.graphs.append(own)
+    layouts = [
+        layout for world_size in world_sizes for layout in legal_layouts(text, vision, world_size)
+    ]
+    with one_thread():
+        runs = RankRuns(load_factory(package), package, checkpoint, deployment, DTYPE)
+        for layout in layouts:
+            progress(layout.name)
+            report.ranks += runs.run(layout, _largest(singles))
     report.hits, report.misses = cache.statistics.hits, cache.statistics.misses
     if emit is not None:
         from vlmgen.compile.report import write_text
@@ -180,13 +209,50 @@ def compile_package(
     return report
 
 
-def _verify(own: GraphReport, verifier: Verifier) -> None:
+def compile_for_neuron(
+    package: Path,
+    checkpoint: Path,
+    deployment: Deployment,
+    *,
+    only: Sequence[Graph] = (),
+    cache: ArtifactCache,
+    offline: bool = False,
+    emit: Path | None = None,
+    progress: Progress | None = None,
+) -> list[neuron.NeuronResult]:
+    """Every graph through the Neuron compiler that is installed; arguments as above.
+
+    Raises:
+        NoNeuronError: None is.
+    """
+    if neuron.installed() == "plugin":
+        settings = serve_settings(package, checkpoint)
+        return [neuron.compile_with_plugin(package, checkpoint, settings)]
+    with ExitStack() as stack:
+        if not parallel_state_exists():
+            stack.enter_context(one_rank())
+        with shapes_only(load_factory(package)) as factory:
+            recorder = CallRecorder(factory, checkpoint, deployment, None)
+        calls = [call for graph, call in recorder.calls.items() if not only or graph in only]
+        found = neuron.compile_calls(
+            calls, cache, offline=offline, emit=emit, progress=progress or (lambda message: None)
+        )
+        return list(found)
+
+
+def _largest(singles: Sequence[Any]) -> list[Any]:
+    """One graph of each kind, the one with the largest bucket."""
+    return list({single[0].kind: single for single in singles}.values())
+
+
+def _verify(own: GraphReport, verifier: Verifier) -> RealCall:
     started = time.perf_counter()
     assert own.built.interface is not None
     real = verifier.real_call(own.built.call, own.built.interface)
     results = xla_cpu.run(own.built.executable, real.values)
     own.difference = verifier.difference(real, results)
     own.run_seconds = time.perf_counter() - started
+    return real
 
 
 def estimated(calls: Sequence[Any], progress: Progress) -> Iterator[Any]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vlmgen.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from vlmgen.spec import Spec
 
 DEFAULT_MODEL_LEN = 4096
 DEFAULT_NUM_SEQS = 8
@@ -43,6 +46,7 @@ def settings_for(
     max_model_len: int | None = None,
     max_num_seqs: int | None = None,
     additional_config: Mapping[str, Any] | None = None,
+    spec: Spec | None = None,
 ) -> ServeSettings:
     """Work out buckets and block sizes.
 
@@ -56,6 +60,7 @@ def settings_for(
         max_model_len: None takes what the model has, at most 4096.
         max_num_seqs: None is 8.
         additional_config: The user's settings, which win key by key.
+        spec: The package's spec; needed where it takes tiles.
 
     Raises:
         CheckpointError: A file of the checkpoint is missing or is no JSON.
@@ -73,16 +78,21 @@ def settings_for(
     own_vision = dict(given.pop("vision_neuron_config", None) or {})
     own_text = dict(given.pop("neuron_config", None) or {})
 
-    block, limits = _block_size(factory, hf_config, checkpoint)
+    tile = _tile_places(spec, hf_config, area)
+    if tile is None:
+        block, limits, most = *_block_size(factory, hf_config, checkpoint), BLOCKS_PER_PROMPT
+    else:
+        block, limits = -(-tile // BLOCK_STEP) * BLOCK_STEP, {}
+        most = max(BLOCKS_PER_PROMPT, _largest_tiles(checkpoint))
     block = own_vision.get("vision_attention_block_size", block)
     vision: dict[str, Any] = {"vision_attention_block_size": block}
     if not own_vision.get("max_vision_seq_len"):
-        blocks = max(1, min(BLOCKS_PER_PROMPT, model_len * area // block))
+        blocks = max(1, min(most, model_len * area // block))
         vision["num_vision_tokens_buckets"] = [block * count for count in doublings(1, blocks)]
-    row_bytes = _row_bytes(raw)
+    row_bytes = _row_bytes(raw, text.hidden_size)
     minimum = -(-model_len // (block // area)) + 1
     vision["encoder_cache_num_blocks"] = max(
-        minimum, BLOCKS_PER_PROMPT + 1, min(4 * minimum, CACHE_BYTES // (row_bytes * block // area))
+        minimum, most + 1, min(4 * minimum, CACHE_BYTES // (row_bytes * block // area))
     )
     config = {
         "neuron_config": {
@@ -137,20 +147,45 @@ def _block_size(factory: Any, hf_config: Any, checkpoint: Path) -> tuple[int, di
 
 def _largest_picture(checkpoint: Path) -> int | None:
     """Pixels of the largest picture that the checkpoint's processor makes."""
-    for name in ("preprocessor_config.json", "processor_config.json"):
-        path = checkpoint / name
-        if not path.is_file():
-            continue
-        config = read_json(path)
-        config = config.get("image_processor", config)
+    for config in _image_processors(checkpoint):
         pixels = (config.get("size") or {}).get("longest_edge") or config.get("max_pixels")
         if pixels:
             return int(pixels)
     return None
 
 
-def _row_bytes(raw: Mapping[str, Any]) -> int:
+def _tile_places(spec: Spec | None, hf_config: Any, area: int) -> int | None:
+    """Places that one tile and its class token take in a block; None where pictures are grids."""
+    if spec is None or spec.vision.input != "tiles":
+        return None
+    vision = hf_config.vision_config
+    size, patch = (_side(getattr(vision, name)) for name in ("image_size", "patch_size"))
+    return int((size // patch) ** 2 + (area if spec.vision.class_token else 0))
+
+
+def _side(size: Any) -> int:
+    """A side that may be stated as height and width."""
+    return int(size if isinstance(size, int) else size[0])
+
+
+def _largest_tiles(checkpoint: Path) -> int:
+    """Tiles of the largest picture that the checkpoint's processor makes, with the thumbnail."""
+    for config in _image_processors(checkpoint):
+        if config.get("max_patches"):
+            return int(config["max_patches"]) + 1
+    return BLOCKS_PER_PROMPT
+
+
+def _image_processors(checkpoint: Path) -> Iterator[dict[str, Any]]:
+    """The image processor's settings, from the files that may hold them."""
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        path = checkpoint / name
+        if path.is_file():
+            config = read_json(path)
+            yield config.get("image_processor", config)
+
+
+def _row_bytes(raw: Mapping[str, Any], text_width: int) -> int:
     """Bytes of one row of the encoder cache, in the widest dtype."""
     vision = raw.get("vision_config") or {}
-    width = vision.get("out_hidden_size") or raw.get("hidden_size") or 4096
-    return 4 * width * (1 + len(vision.get("deepstack_visual_indexes") or ()))
+    return 4 * text_width * (1 + len(vision.get("deepstack_visual_indexes") or ()))
