@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,8 +20,9 @@ DENIED = Path(__file__).with_name("denied.yaml")
 
 _NODE = re.compile(rf"[/\"]{SCOPE}(\d+)[/\"]")
 _SHAPE = re.compile(r"tensor<(?:(?P<sizes>[\d?x]+)x)?(?P<dtype>[a-z]\w*(?:<[^>]*>)?)>")
+_WINDOW = re.compile(r"update_window_dims = \[([\d, ]*)\]")
 _SKIPPED = frozenset(("func.func", "func.return", "func.call", "stablehlo.return"))
-_WITH_ATTRIBUTES = frozenset(("stablehlo.gather", "stablehlo.custom_call"))
+_WITH_ATTRIBUTES = frozenset(("stablehlo.gather", "stablehlo.scatter", "stablehlo.custom_call"))
 
 
 @dataclass(frozen=True)
@@ -59,12 +61,15 @@ class Operator:
 
     @property
     def slice_elements(self) -> int:
-        """Elements that one index of a gather takes."""
+        """Elements that one index of a gather takes, or one of a scatter writes."""
+        if self.name == "scatter":
+            window = _WINDOW.search(self.attributes.get("scatter_dimension_numbers", ""))
+            updates = _SHAPE.search(self.types[2])
+            sizes = (updates["sizes"] or "").split("x") if updates else []
+            dims = re.findall(r"\d+", window[1]) if window else []
+            return math.prod(int(sizes[int(dim)]) for dim in dims)
         sizes = re.findall(r"\d+", self.attributes.get("slice_sizes", "").partition(":")[2])
-        count = 1
-        for size in sizes:
-            count *= int(size)
-        return count
+        return math.prod(map(int, sizes))
 
 
 @dataclass(frozen=True)
