@@ -37,7 +37,8 @@ class BuiltGraph:
         seconds: Time of every step that was taken in this run.
         program: Hash of the StableHLO.
         hit: The executable came from the cache.
-        executable: Ready to run; None if there is none.
+        payload: The executable as bytes, where it came from the cache.
+        compiled: The executable, where it was compiled or has been needed; see `executable`.
     """
 
     call: Call
@@ -50,7 +51,15 @@ class BuiltGraph:
     seconds: dict[str, float] = field(default_factory=dict)
     program: str = ""
     hit: bool = False
-    executable: Any = None
+    payload: bytes = b""
+    compiled: Any = None
+
+    @property
+    def executable(self) -> Any:
+        """Ready to run; None if there is none. One from the cache is loaded when it is needed."""
+        if self.compiled is None and self.payload:
+            self.compiled = xla_cpu.deserialized(self.payload)
+        return self.compiled
 
     @property
     def errors(self) -> list[Finding]:
@@ -166,20 +175,20 @@ class GraphBuilder:
         stored = self.cache.get("programs", key)
         if stored is None:
             with program.timed("compile"):
-                built.executable = xla_cpu.compile_lowered(lowered)
-            hlo = built.executable.get_hlo_text()
-            built.cost = xla_cpu.cost_of(program.interface, built.executable)
+                built.compiled = xla_cpu.compile_lowered(lowered)
+            hlo = built.compiled.get_hlo_text()
+            built.cost = xla_cpu.cost_of(program.interface, built.compiled)
             built.caches = in_place.cache_uses(program, hlo)
             record = {
                 "cost": asdict(built.cost),
                 "caches": [asdict(use) for use in built.caches],
                 "seconds": program.seconds["compile"],
             }
-            self.cache.put("programs", key, record, xla_cpu.serialized(built.executable))
+            self.cache.put("programs", key, record, xla_cpu.serialized(built.compiled))
         else:
             record, payload = stored
             self._take(built, record, payload)
-            hlo = built.executable.get_hlo_text()
+            hlo = built.executable.get_hlo_text() if self.emit is not None else ""
         built.seconds = program.seconds
         self.cache.put("requests", self.request_key(call), self._record(built, key))
         if self.emit is not None:
@@ -226,7 +235,7 @@ class GraphBuilder:
     def _take(built: BuiltGraph, record: Mapping[str, Any], payload: bytes) -> None:
         built.cost = xla_cpu.Cost(**record["cost"])
         built.caches = [in_place.CacheUse(**use) for use in record["caches"]]
-        built.executable = xla_cpu.deserialized(payload)
+        built.payload = payload
         built.hit = True
 
     def _write(self, built: BuiltGraph, stablehlo: str, hlo: str) -> None:

@@ -144,7 +144,7 @@ def differing_slices(
             raise ValueError(f"node {number} is {node.target} on one rank and another elsewhere")
         if node.target is not torch.ops.aten.slice.Tensor:
             continue
-        places = [one.args[2:4] for one in (node, *same)]
+        places: list[Any] = [one.args[2:4] for one in (node, *same)]
         if len(set(places)) > 1:
             if len({end - start for start, end in places}) > 1:
                 raise ValueError(f"node {number} takes slices of different lengths: {places}")

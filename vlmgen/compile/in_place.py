@@ -65,7 +65,7 @@ def copied_caches(program: Program, caches: Sequence[str], sources: Sources) -> 
         sources: Tells the package's lines.
     """
     interface, graph = program.interface, program.call.graph.name
-    (results,) = next(node for node in program.nodes if node.op == "output").args
+    results: Any = next(node for node in program.nodes if node.op == "output").args[0]
     names = {index: argument.name for index, argument in enumerate(interface.arguments)}
     written: dict[str, torch.fx.Node] = {}
     for target, node in zip(interface.changed_outputs, results, strict=True):
@@ -106,7 +106,7 @@ def _copy_of(program: Program, name: str) -> torch.fx.Node | None:
         value = node.meta.get("val")
         if node.op == "placeholder" and node.name == wanted:
             reached.add(node)
-            shape = value.shape
+            shape = None if value is None else value.shape
         elif node.op == "call_function" and reached & set(node.all_input_nodes):
             if torch.is_tensor(value) and value.shape == shape:
                 return node

@@ -203,7 +203,7 @@ class _Lowering(torch.fx.Interpreter):
 
         Without it XLA may read later, and copies the whole cache to make that possible.
         """
-        target = write.args[0]
+        target: Any = write.args[0]
         readers = [user for user in target.users if self._numbers[user] < self._number]
         values = [self.env[target], *(self.env[reader] for reader in readers)]
         if readers:

@@ -150,10 +150,10 @@ def compile_published(
                 measured[kind].append(_measure(recorder.calls[graph], package))
         reports = []
         for kind in KINDS:
-            first, *more = measured[kind]
+            first, *deeper = measured[kind]
             counts = kept[0]["vision" if kind == "vision" else "text"]
             expected = analytic.count(text, vision, deployment, first.graph).total
-            reports.append(_report(name, first, more, counts, expected))
+            reports.append(_report(name, first, deeper, counts, expected))
     return reports
 
 

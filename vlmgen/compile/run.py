@@ -66,7 +66,10 @@ def deployment_for(package: Path, checkpoint: Path, buckets: Path | None = None)
             kind = "a list of positive integers" if wants_list else "a positive integer"
             raise UsageError(f"{buckets}: {name} is {value!r}; legal is {kind}")
         known[name] = sorted(value) if wants_list else value
-    return Deployment(**{n: tuple(v) if isinstance(v, list) else v for n, v in known.items()})
+    fields: dict[str, Any] = {
+        field: tuple(value) if isinstance(value, list) else value for field, value in known.items()
+    }
+    return Deployment(**fields)
 
 
 def serve_settings(package: Path, checkpoint: Path) -> Any:

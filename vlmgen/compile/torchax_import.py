@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -29,8 +30,8 @@ def _no_device_registered() -> Iterator[None]:
 
     rename, register = torch.utils.rename_privateuse1_backend, torch._register_device_module
     fast_path = torch.backends.mha.get_fastpath_enabled()
-    torch.utils.rename_privateuse1_backend = lambda name: None
-    torch._register_device_module = lambda name, module: None
+    torch.utils.rename_privateuse1_backend = lambda backend_name: None
+    torch._register_device_module = lambda device_type, module: None
     try:
         yield
     finally:
@@ -44,7 +45,7 @@ def _gone_overloads_answered() -> Iterator[None]:
     """Within the block, an operator overload with named dimensions is a value nobody calls."""
     import torch
 
-    packet = torch._ops.OpOverloadPacket
+    packet: Any = torch._ops.OpOverloadPacket
     lookup = packet.__getattr__
 
     def answer(self: Any, name: str) -> Any:
@@ -62,14 +63,11 @@ def _gone_overloads_answered() -> Iterator[None]:
         packet.__getattr__ = lookup
 
 
-class _GoneOverload(SimpleNamespace):
+@dataclass(frozen=True)
+class _GoneOverload:
     """Stands in torchax's tables for an overload that no graph can hold."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name=name)
-
-    def __hash__(self) -> int:
-        return hash(self.name)
+    name: str
 
 
 @cache
