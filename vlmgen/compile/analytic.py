@@ -47,7 +47,14 @@ class Count:
         return self.matrices + self.elementwise
 
 
-def count(text: TextSpec, vision: VisionSpec, deployment: Deployment, graph: Graph) -> Count:
+def count(
+    text: TextSpec,
+    vision: VisionSpec,
+    deployment: Deployment,
+    graph: Graph,
+    *,
+    narrow: bool = False,
+) -> Count:
     """Operations of a graph on one rank that holds the whole model.
 
     Args:
@@ -55,6 +62,8 @@ def count(text: TextSpec, vision: VisionSpec, deployment: Deployment, graph: Gra
         vision: The tower, with the checkpoint's sizes.
         deployment: Lengths of cache and blocks.
         graph: The graph.
+        narrow: The model is in a 16-bit dtype: the decode step with experts then widens their
+            weights, one operation per weight.
     """
     if graph.kind == "vision":
         blocks = -(-graph.size // deployment.vision_block)
@@ -62,7 +71,13 @@ def count(text: TextSpec, vision: VisionSpec, deployment: Deployment, graph: Gra
     if graph.kind == "prefill":
         return _decoder(text, graph.size, graph.size, rows=1)
     context = deployment.max_model_len
-    return _decoder(text, graph.size, context, rows=graph.size)
+    decode = _decoder(text, graph.size, context, rows=graph.size)
+    moe = text.moe
+    if narrow and moe is not None and moe.router == "softmax":
+        layers = text.num_layers - moe.first_dense
+        widened = 3.0 * layers * moe.num_experts * moe.intermediate_size * text.hidden_size
+        return Count(decode.matrices, decode.elementwise + widened)
+    return decode
 
 
 def _decoder(text: TextSpec, tokens: int, keys: int, rows: int) -> Count:

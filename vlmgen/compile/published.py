@@ -152,7 +152,8 @@ def compile_published(
         for kind in KINDS:
             first, *deeper = measured[kind]
             counts = kept[0]["vision" if kind == "vision" else "text"]
-            expected = analytic.count(text, vision, deployment, first.graph).total
+            graph = first.graph
+            expected = analytic.count(text, vision, deployment, graph, narrow=True).total
             reports.append(_report(name, first, deeper, counts, expected))
     return reports
 
