@@ -1,8 +1,10 @@
 # Every target makes what it needs: `make demo` and `make test` work in a fresh clone.
 #
 #   make demo       generate Qwen3-VL, build a tiny checkpoint, compare with Hugging Face, serve
-#   make test       lint, drift of generated/, every test (what CI runs)
+#   make test       lint, drift of generated/, the tests (what CI runs)
+#   make test-all   the same, and for every family what `make test` shows on some of them
 #   make test-fast  the tests that take seconds
+#   make proofs     every proof of every family, stored for `vlmgen families` and the READMEs
 #   make lint       ruff, and the drift check
 #   make bench      the benchmarks, each printing ratios
 #   make generate   regenerate every package from its spec, and docs/families.md
@@ -36,8 +38,9 @@ WORKERS ?= 2
 OMP_NUM_THREADS ?= 1
 export OMP_NUM_THREADS
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+PROOFS := tests/faults/test_seeded_faults.py tests/serve/test_families.py
 
-.PHONY: demo test test-fast lint bench generate wheel install clean
+.PHONY: demo test test-all test-fast proofs lint bench generate wheel install clean
 
 demo: $(STAMP)
 	$(BIN)/vlmgen new specs/$(DEMO).yaml
@@ -47,11 +50,21 @@ demo: $(STAMP)
 
 # A generated package stands on its own: its tests run with its own pyproject.toml.
 test: lint
+	$(PYTEST) -m "not matrix" tests
+	for package in $(PACKAGES); do $(PYTEST) $$package; done
+
+test-all: lint
 	$(PYTEST) tests
 	for package in $(PACKAGES); do $(PYTEST) $$package; done
 
+proofs: $(STAMP)
+	$(BIN)/vlmgen check --all --record
+	for family in $(FAMILIES); do $(BIN)/vlmgen validate generated/$$family --tiny --record; done
+	$(PYTEST) --record-proofs $(PROOFS)
+	$(MAKE) generate
+
 test-fast: $(STAMP)
-	$(PYTEST) -m "not slow" tests
+	$(PYTEST) -m "not slow and not matrix" tests
 	for package in $(PACKAGES); do $(PYTEST) -m "not slow" $$package; done
 
 lint: $(STAMP)

@@ -22,8 +22,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 os.environ["VLLM_NEURON_CPU_MODE"] = "1"
+os.environ["VLLM_SERVER_DEV_MODE"] = "1"  # for `Server.worker_state`
 
-from tests.serve.server import Server, package_server, stock_server  # noqa: E402
+from vlmgen.serve.launch import Server, package_server  # noqa: E402
+from vlmgen.serve.stock import stock_server  # noqa: E402
 
 MEDIUM = {
     "text": {

@@ -238,9 +238,7 @@ def check(
         from vlmgen.check.run import run_checks
 
         options = {"record": True} if record else {}
-        findings = run_checks(
-            list(packages or ()), plugin=plugin.value, progress=report, **options
-        )
+        findings = run_checks(list(packages or ()), plugin=plugin.value, progress=report, **options)
     if as_json:
         keys = ("code", "path", "line", "rule", "message", "fix")
         rows = [{k: _plain(getattr(f, k)) for k in keys} for f in findings]

@@ -1,6 +1,6 @@
 """Seeds faults into copies of a package and runs its own tests on each, in one process.
 
-    python tests/faults/seed.py generated/FAMILY WORKDIR > outcomes.json
+    python tests/faults/seed.py generated/FAMILY WORKDIR [FAULT ...] > outcomes.json
 
 torch, transformers and vLLM are imported once; the package and its tests are imported anew for
 each fault. Prints a JSON object: fault name -> test file::test -> "passed" or "failed". The name ""
@@ -81,9 +81,10 @@ def run_tests(package: Path, tests: list[str]) -> dict[str, str]:
 
 
 def main() -> None:
-    """Run every fault, and the package as it is."""
-    package, workdir = Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve()
-    faults = faults_of(package.name)
+    """Run the named faults, or all, and the package as it is."""
+    package, workdir, *names = sys.argv[1:]
+    package, workdir = Path(package).resolve(), Path(workdir).resolve()
+    faults = [fault for fault in faults_of(package.name) if not names or fault.name in names]
     named = sorted({fault.caught_by for fault in faults})
     results = {"": run_tests(seed(package, workdir, None), named)}
     for number, fault in enumerate(faults):

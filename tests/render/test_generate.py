@@ -201,6 +201,17 @@ def test_quoted_data_is_noticed(
     assert not generate(spec_path, target, search=search).is_unchanged
 
 
+def test_template_that_renders_to_nothing_gives_no_file(
+    spec_path: Path, target: Path, search: Search, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "{% if text.rope.kind == 'plain' %}\nA = 1\n{% endif %}\n"
+    (search[0] / "utils/plain.py.j2").write_text(text)
+    result = generate(spec_path, target, search=search)
+    assert statuses(result) == dict.fromkeys(PATHS, "new")
+    monkeypatch.setattr(generation, "render_spec_file", None)
+    assert generate(spec_path, target, search=search).is_unchanged
+
+
 def test_new_and_removed_templates_need_no_code(
     spec_path: Path, target: Path, search: Search
 ) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.serve.prompts import VIDEO_OPTIONS
-from tests.serve.server import Server, package_server
+from vlmgen.serve.launch import Server, package_server
 
 ROOT = Path(__file__).parents[2]
 MAX_MODEL_LEN = 1024
@@ -28,6 +29,9 @@ OPTIONS = (
     "--structured-outputs-config", json.dumps(JSON_WRITER),
     "--additional-config",
 )  # fmt: skip
+
+
+os.environ["VLLM_SERVER_DEV_MODE"] = "1"  # for `Server.worker_state`
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -15,7 +15,7 @@ from tests.serve.prompts import (
     messages_of,
     parts_of,
 )
-from tests.serve.server import stock_server
+from vlmgen.serve.stock import stock_server
 
 LOGPROB_LIMIT = 1e-4
 

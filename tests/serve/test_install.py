@@ -11,9 +11,9 @@ import pytest
 
 from tests.serve.conftest import CONFIG, OPTIONS, ROOT
 from tests.serve.prompts import image, video
-from tests.serve.server import Server
 from tests.serve.test_equality import check_forty_prompts
 from tests.serve.test_requests import chat, hugging_face, token_ids
+from vlmgen.serve.launch import Server
 
 MODULE = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve"]
 TP_CONFIG = {

@@ -10,9 +10,9 @@ import pytest
 
 from tests.serve.conftest import JSON_WRITER
 from tests.serve.prompts import VIDEO_OPTIONS, image
-from tests.serve.server import package_server
 from tests.serve.test_equality import check_forty_prompts
 from tests.serve.test_requests import chat, hugging_face, refused, token_ids
+from vlmgen.serve.launch import package_server
 
 COMMON = (
     "--served-model-name", "tiny", "--media-io-kwargs", json.dumps(VIDEO_OPTIONS),

@@ -72,7 +72,7 @@ def render_package(
             content = planning.source_bytes(source)
             sources[source] = text_sha256(content)
             texts[file.path] = content.decode("utf-8")
-            inputs[file.path] = frozenset((file.template,))
+            inputs[file.path] = frozenset((source,))
             continue
         if file.mode == "spec":
             texts[file.path] = planning.spec_text(spec)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from vlmgen import standin
-from vlmgen.errors import UsageError
-from vlmgen.serve.packages import PACKAGES_VARIABLE
+from vlmgen.errors import CheckpointError, UsageError
+from vlmgen.serve.packages import PACKAGES_VARIABLE, PLUGINS_VARIABLE, plugins_without_rivals
 from vlmgen.serve.settings import settings_for
 
 
@@ -58,6 +58,7 @@ def serve_command(package: Path, checkpoint: Path, options: Sequence[str]) -> Se
 
     Raises:
         UsageError: The package or an option is not usable.
+        CheckpointError: The package does not serve the checkpoint, with the package's own words.
         PluginMissingError: Neither plugin nor stand-in can be imported.
     """
     if not (checkpoint / "config.json").is_file():
@@ -72,16 +73,29 @@ def serve_command(package: Path, checkpoint: Path, options: Sequence[str]) -> Se
     # The plugin's runner has vLLM's older interface.
     environment["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     uses = standin.require()
-    from vlmgen.validate.package import load_factory
+    from vlmgen.validate.package import load_factory, load_package_spec
+
+    factory, spec = load_factory(package), load_package_spec(package)
+    plugins = plugins_without_rivals(spec.architecture, os.environ.get(PLUGINS_VARIABLE))
+    if plugins is not None:  # an installed package of the same architecture must not answer
+        environment[PLUGINS_VARIABLE] = plugins
 
     own, rest = _take(options, ("max-model-len", "max-num-seqs", "additional-config"))
-    settings = settings_for(
-        load_factory(package),
-        checkpoint,
-        max_model_len=_integer(own, "max-model-len"),
-        max_num_seqs=_integer(own, "max-num-seqs"),
-        additional_config=_object(own, "additional-config"),
-    )
+    try:
+        settings = settings_for(
+            factory,
+            checkpoint,
+            spec=spec,
+            max_model_len=_integer(own, "max-model-len"),
+            max_num_seqs=_integer(own, "max-num-seqs"),
+            additional_config=_object(own, "additional-config"),
+        )
+    except ValueError as error:
+        if type(error).__module__.partition(".")[0] != factory.__module__.partition(".")[0]:
+            raise
+        raise CheckpointError(
+            f"{checkpoint}: {error}", hint=f"`vlmgen import {checkpoint}` names the family"
+        ) from None
     arguments = ["vllm", "serve", str(checkpoint.resolve())]
     defaults: dict[str, str | None] = {
         "host": "127.0.0.1",

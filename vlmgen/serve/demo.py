@@ -12,72 +12,23 @@ from __future__ import annotations
 import base64
 import io
 import os
-import signal
-import socket
-import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vlmgen.errors import UsageError, ValidationFailed, VlmgenError
+from vlmgen.serve.launch import package_server
+
+if TYPE_CHECKING:
+    import openai
 
 QUESTION = "What is in the picture?"
 PICTURE, HEIGHT, WIDTH = "astronaut", 192, 160
 NEW_TOKENS = 32
-START_SECONDS = 300.0
 
 
-@contextmanager
-def running_server(package: Path, checkpoint: Path, log: Path) -> Iterator[str]:
-    """`vlmgen serve` in float32 until the block ends; yields the address of its API.
-
-    Raises:
-        VlmgenError: It ended or did not answer in time; the message names the log.
-    """
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    command = [sys.executable, "-m", "vlmgen", "serve", str(package), "--checkpoint"]
-    command += [str(checkpoint), "--dtype", "float32", "--port", str(port)]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
-    try:
-        deadline = time.monotonic() + START_SECONDS
-        while not _answers(port):
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise VlmgenError(f"the server did not start; its log is {log}")
-            time.sleep(0.5)
-        yield f"http://127.0.0.1:{port}/v1"
-    finally:
-        for kind in (signal.SIGINT, signal.SIGKILL):
-            if process.poll() is None:
-                os.killpg(process.pid, kind)
-                try:
-                    process.wait(20)
-                except subprocess.TimeoutExpired:
-                    continue
-
-
-def _answers(port: int) -> bool:
-    import urllib.error
-    import urllib.request
-
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
-            return True
-    except (urllib.error.URLError, OSError):
-        return False
-
-
-def served_tokens(url: str, png: bytes) -> list[int]:
+def served_tokens(client: openai.OpenAI, png: bytes) -> list[int]:
     """Greedy token ids of the served answer."""
-    import openai
-
-    client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
     picture = f"data:image/png;base64,{base64.b64encode(png).decode()}"
     answer = client.chat.completions.create(
         model=client.models.list().data[0].id,
@@ -97,8 +48,14 @@ def served_tokens(url: str, png: bytes) -> list[int]:
     return list(answer.choices[0].model_extra["token_ids"])  # type: ignore[index]
 
 
-def run(package: Path, checkpoint: Path, log: Path) -> bool:
-    """Ask both and print both answers; whether they are equal."""
+def run(package: Path, checkpoint: Path, folder: Path) -> bool:
+    """Ask both and print both answers; whether they are equal.
+
+    Args:
+        package: Folder of a generated package.
+        checkpoint: Folder of a checkpoint.
+        folder: For the server's log and caches.
+    """
     from PIL import Image
 
     from vlmgen import standin
@@ -112,9 +69,10 @@ def run(package: Path, checkpoint: Path, log: Path) -> bool:
     pixels = picture(PICTURE, HEIGHT, WIDTH)
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "PNG")
-    print(f"starting vLLM with {package} (log: {log}) ...", flush=True)
-    with running_server(package, checkpoint, log) as url:
-        served = served_tokens(url, buffer.getvalue())
+    starting = package_server(package, checkpoint, folder)
+    print(f"starting vLLM with {package} (log: {starting.log}) ...", flush=True)
+    with starting as server:
+        served = served_tokens(server.client(), buffer.getvalue())
     reference = Reference(checkpoint, load_spec(package / "spec.yaml"))
     prompt = reference.prompt(PICTURE, Media("image", pixels), QUESTION)
     reference.model.generation_config.eos_token_id = None
@@ -129,11 +87,11 @@ def run(package: Path, checkpoint: Path, log: Path) -> bool:
 
 
 def main() -> None:
-    """Run with the package, the checkpoint and where the log goes."""
+    """Run with the package and the checkpoint."""
     if len(sys.argv) != 3:
         raise UsageError("usage: python -m vlmgen.serve.demo PACKAGE CHECKPOINT")
     package, checkpoint = map(Path, sys.argv[1:])
-    if not run(package, checkpoint, checkpoint.with_name(f"{checkpoint.name}-serve.log")):
+    if not run(package, checkpoint, checkpoint.with_name(f"{checkpoint.name}-serve")):
         raise ValidationFailed("the served answer differs from Hugging Face's")
 
 

@@ -12,8 +12,8 @@ from importlib import metadata
 from typing import Any
 
 from vlmgen import standin
+from vlmgen.serve.packages import installed_packages, shared_architectures
 
-GENERAL_PLUGINS = "vllm.general_plugins"
 PLUGIN_VERSIONS = ("0.24.0", "0.32.0")  # of vLLM: the plugin's, and the stand-in's
 
 
@@ -84,12 +84,19 @@ def _lines(backend: str) -> Iterator[Line]:
         version = _version(name)
         yield Line(name, "ok" if version else "missing", version or "", "" if version else remedy)
     yield _vllm(backend)
-    installed = [e.value for e in metadata.entry_points(group=GENERAL_PLUGINS)
-                 if e.value.startswith("vllm_neuron_")]  # fmt: skip
+    installed = installed_packages()
     yield Line(
-        "installed packages", "note", ", ".join(sorted(installed)) or "none",
+        "installed packages", "note", ", ".join(p.module for p in installed) or "none",
         "" if installed else "`pip install generated/NAME`, or name the folder to `vlmgen serve`",
     )  # fmt: skip
+    for architecture, plugins in shared_architectures(installed).items():
+        yield Line(
+            f"packages of {architecture}",
+            "note",
+            ", ".join(plugins),
+            "plain `vllm serve` has the class that registers last, which refuses a checkpoint of "
+            "another; `vlmgen serve FOLDER` has its own, or name one in VLLM_PLUGINS",
+        )
     if os.environ.get("VLLM_USE_V2_MODEL_RUNNER", "0").lower() in ("1", "true"):
         yield Line(
             "VLLM_USE_V2_MODEL_RUNNER", "missing", "1", "unset it: the plugin refuses that runner"

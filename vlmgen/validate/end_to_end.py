@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -29,6 +30,21 @@ _NOISE = 1e3
 MakeDriver = Callable[..., PackageDriver]
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What a driver makes of one prompt.
+
+    Args:
+        logits: Of every prompt token, `[n, V]`.
+        tokens: Greedy tokens.
+        step_logits: Logits they came from, `[tokens, V]`.
+    """
+
+    logits: torch.Tensor
+    tokens: list[int]
+    step_logits: torch.Tensor
+
+
 class EndToEnd:
     """All end-to-end checks of one package.
 
@@ -50,12 +66,13 @@ class EndToEnd:
     ) -> None:
         self.reference, self.driver, self.make_driver = reference, driver, make_driver
         self.prompts, self.report = prompts, report
-        self._own_logits: dict[str, torch.Tensor] = {}
-        self._own_tokens: dict[str, tuple[list[int], torch.Tensor]] = {}
+        self._own: dict[str, Answer] = {}
 
     def checks(self) -> list[tuple[str, Callable[[], None]]]:
         """Name and function of every check; a function adds its row."""
+        composed = [("composed reference", self.composed_reference)]
         return [
+            *(composed if any(prompt.composed for prompt in self.prompts) else []),
             ("prefill logits", self.prefill_logits),
             ("greedy tokens", self.greedy_tokens),
             ("decode logits", self.decode_logits),
@@ -67,20 +84,31 @@ class EndToEnd:
 
     # ------------------------------------------------------------------- against Hugging Face
 
+    def composed_reference(self) -> None:
+        """Where transformers takes a prompt whole: its own logits, and those of its parts.
+
+        The other prompts are compared with transformers' parts alone, see `Prompt.composed`.
+        """
+        comparison = Comparison()
+        for prompt in self.prompts:
+            if prompt.features and not prompt.composed:
+                parts = self.reference.logits(replace(prompt, composed=True))
+                comparison.add(prompt.name, parts, self.reference.logits(prompt))
+        names = ", ".join(prompt.name for prompt in self.prompts if prompt.composed)
+        self._compared("composed reference", comparison, LOGITS_LIMIT, f"for: {names}")
+
     def prefill_logits(self) -> None:
         """Logits of every prompt token."""
         comparison = Comparison()
         for prompt in self.prompts:
-            comparison.add(
-                prompt.name, self.logits(self.driver, prompt), self.reference.logits(prompt)
-            )
+            comparison.add(prompt.name, self.own(prompt).logits, self.reference.logits(prompt))
         self._compared("prefill logits", comparison, LOGITS_LIMIT)
 
     def greedy_tokens(self) -> None:
         """Generated tokens, one by one."""
         differing, first = 0, ""
         for prompt in self.prompts:
-            ours, _ = self.generated(prompt)
+            ours = self.own(prompt).tokens
             theirs = self.reference.greedy(prompt, NEW_TOKENS)
             wrong = sum(a != b for a, b in zip(ours, theirs, strict=True))
             if wrong and not first:
@@ -95,10 +123,10 @@ class EndToEnd:
         """Logits of every decode step, against one Hugging Face pass over prompt and answer."""
         comparison = Comparison()
         for prompt in self.prompts:
-            tokens, logits = self.generated(prompt)
-            longer = continued(prompt, tokens[:-1])
+            own = self.own(prompt)
+            longer = continued(prompt, own.tokens[:-1])
             expected = self.reference.logits(longer)[len(prompt.token_ids) :]
-            comparison.add(prompt.name, logits[1:], expected)
+            comparison.add(prompt.name, own.step_logits[1:], expected)
         self._compared("decode logits", comparison, LOGITS_LIMIT)
 
     # ------------------------------------------------------------------ what must not matter
@@ -113,9 +141,9 @@ class EndToEnd:
             requests = [self.driver.add_request(p.token_ids, p.features) for p in group]
             tokens, logits = self.driver.generate(requests, _FEW_TOKENS)
             for prompt, own, rows in zip(group, tokens, logits, strict=True):
-                alone, alone_rows = self.generated(prompt)
-                wrong += own != alone[:_FEW_TOKENS]
-                comparison.add(prompt.name, rows, alone_rows[:_FEW_TOKENS])
+                alone = self.own(prompt)
+                wrong += own != alone.tokens[:_FEW_TOKENS]
+                comparison.add(prompt.name, rows, alone.step_logits[:_FEW_TOKENS])
             for request in requests:
                 self.driver.release(request)
         self._same("batched decode", comparison, wrong)
@@ -147,49 +175,30 @@ class EndToEnd:
             other.release(request)
             wrong += sum(
                 a != b
-                for a, b in zip(tokens[0], self.generated(prompt)[0][:_FEW_TOKENS], strict=True)
+                for a, b in zip(tokens[0], self.own(prompt).tokens[:_FEW_TOKENS], strict=True)
             )
         self._counted("on-device sampling", len(self.prompts), wrong, f"{_FEW_TOKENS} tokens each")
 
     # ---------------------------------------------------------------------------------- parts
 
-    def logits(self, driver: PackageDriver, prompt: Prompt) -> torch.Tensor:
-        """Logits of every prompt token from the package; those of the main driver are kept."""
-        if driver is self.driver and prompt.name in self._own_logits:
-            return self._own_logits[prompt.name]
-        request = driver.add_request(prompt.token_ids, prompt.features)
-        logits = driver.prefill(request, rows=range(len(prompt.token_ids)))
-        driver.release(request)
-        if driver is self.driver:
-            self._own_logits[prompt.name] = logits
-        return logits
-
-    def generated(self, prompt: Prompt) -> tuple[list[int], torch.Tensor]:
-        """Tokens and their logits from the main driver, one request alone; computed once."""
-        if prompt.name not in self._own_tokens:
-            request = self.driver.add_request(prompt.token_ids, prompt.features)
-            tokens, logits = self.driver.generate([request], NEW_TOKENS)
-            self.driver.release(request)
-            self._own_tokens[prompt.name] = tokens[0], logits[0]
-        return self._own_tokens[prompt.name]
+    def own(self, prompt: Prompt) -> Answer:
+        """What the main driver makes of one prompt alone; computed once."""
+        if prompt.name not in self._own:
+            self._own[prompt.name] = answer(self.driver, prompt, NEW_TOKENS)
+        return self._own[prompt.name]
 
     def _compare_with(self, check: str, other: PackageDriver) -> None:
         """Prefill and a few decode steps of another driver against the main one's."""
         comparison, wrong, steps = Comparison(), 0, 4
         for prompt in self.prompts:
-            comparison.add(
-                prompt.name, self.logits(other, prompt), self.logits(self.driver, prompt)
-            )
-            request = other.add_request(prompt.token_ids, prompt.features)
-            tokens, logits = other.generate([request], steps)
-            other.release(request)
-            alone, alone_logits = self.generated(prompt)
-            wrong += tokens[0] != alone[:steps]
-            comparison.add(f"{prompt.name}, decode", logits[0], alone_logits[:steps])
+            ours, alone = answer(other, prompt, steps), self.own(prompt)
+            wrong += ours.tokens != alone.tokens[:steps]
+            comparison.add(prompt.name, ours.logits, alone.logits)
+            comparison.add(f"{prompt.name}, decode", ours.step_logits, alone.step_logits[:steps])
         self._same(check, comparison, wrong)
 
-    def _compared(self, check: str, comparison: Comparison, limit: float) -> None:
-        self.report.compared(GROUP, check, comparison, limit)
+    def _compared(self, check: str, comparison: Comparison, limit: float, detail: str = "") -> None:
+        self.report.compared(GROUP, check, comparison, limit, detail)
 
     def _same(self, check: str, comparison: Comparison, wrong: int) -> None:
         detail = f"{wrong} prompts with other tokens" if wrong else "same tokens"
@@ -200,3 +209,16 @@ class EndToEnd:
     def _counted(self, check: str, inputs: int, wrong: int, detail: str) -> None:
         row = Row(GROUP, check, inputs, float(wrong), 0.0, wrong == 0, f"differing; {detail}")
         self.report.rows.append(row)
+
+
+def answer(driver: PackageDriver, prompt: Prompt, new_tokens: int) -> Answer:
+    """A prefill with all its logits, then greedy decode steps, one request alone."""
+    request = driver.add_request(prompt.token_ids, prompt.features)
+    logits = driver.prefill(request, rows=range(len(prompt.token_ids)))
+    rows = [logits[-1]]
+    tokens = [int(rows[-1].argmax())]
+    for _ in range(new_tokens - 1):
+        rows.append(driver.decode([request], tokens[-1:])[0])
+        tokens.append(int(rows[-1].argmax()))
+    driver.release(request)
+    return Answer(logits, tokens, torch.stack(rows))

@@ -12,7 +12,7 @@ import multiprocessing.forkserver
 import re
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -225,36 +225,46 @@ def run_rank(
     factory: type, checkpoint: str | Path, prompts: Sequence[Prompt], settings: Mapping[str, Any]
 ) -> RankResult:
     """Everything that one rank computes, with and without sampling in the model."""
-    driver = PackageDriver(factory, checkpoint, **settings)
     result = RankResult([], [], [], [], [])
-    for prompt in prompts:
-        request = driver.add_request(prompt.token_ids, prompt.features)
-        result.logits.append(driver.prefill(request, rows=range(len(prompt.token_ids))))
-        driver.release(request)
-    _generate(driver, prompts, result.tokens, result.step_logits)
+    driver = PackageDriver(factory, checkpoint, **settings)
+    for group in _batches(driver, prompts):
+        requests = [driver.add_request(prompt.token_ids, prompt.features) for prompt in group]
+        rows = [[driver.prefill(r, rows=range(len(r.token_ids)))] for r in requests]
+        tokens = [[int(logits[-1].argmax())] for (logits,) in rows]
+        for _ in range(NEW_TOKENS - 1):
+            step = driver.decode(requests, [own[-1] for own in tokens])
+            for index, logits in enumerate(step):
+                rows[index].append(logits[None])
+                tokens[index].append(int(logits.argmax()))
+        result.logits.extend(prefill for prefill, *_ in rows)
+        result.step_logits.extend(torch.cat([first[-1:], *later]) for first, *later in rows)
+        result.tokens.extend(tokens)
+        for request in requests:
+            driver.release(request)
+    # What its calls look like was compared with warm-up above, and on one rank for this one too.
     sampling = PackageDriver(
-        factory, checkpoint, on_device_sampling=True, neuron_config={"max_logprobs": 5}, **settings
+        factory,
+        checkpoint,
+        on_device_sampling=True,
+        neuron_config={"max_logprobs": 5},
+        warm_up=False,
+        **settings,
     )
-    _generate(sampling, prompts, result.sampled, result.sampled_logits)
+    for group in _batches(sampling, prompts):
+        requests = [sampling.add_request(prompt.token_ids, prompt.features) for prompt in group]
+        tokens, logits = sampling.generate(requests, NEW_TOKENS)
+        result.sampled.extend(tokens)
+        result.sampled_logits.extend(logits)
+        for request in requests:
+            sampling.release(request)
     return result
 
 
-def _generate(
-    driver: PackageDriver,
-    prompts: Sequence[Prompt],
-    tokens: list[list[int]],
-    logits: list[torch.Tensor],
-) -> None:
-    """All prompts in one batch as large as the driver's."""
+def _batches(driver: PackageDriver, prompts: Sequence[Prompt]) -> Iterator[Sequence[Prompt]]:
+    """Prompts in batches as large as the driver's."""
     size = max(driver.seq_buckets)
     for start in range(0, len(prompts), size):
-        group = prompts[start : start + size]
-        requests = [driver.add_request(prompt.token_ids, prompt.features) for prompt in group]
-        new_tokens, rows = driver.generate(requests, NEW_TOKENS)
-        tokens += new_tokens
-        logits += rows
-        for request in requests:
-            driver.release(request)
+        yield prompts[start : start + size]
 
 
 def start_rank(

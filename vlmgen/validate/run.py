@@ -55,11 +55,13 @@ def validate(
         raise UsageError(f"{checkpoint} is not a directory")
     _set_up_process()
     from vlmgen.standin.ranks import one_rank
+    from vlmgen.tiny.build import quiet_transformers
     from vlmgen.validate.package import load_package_spec
 
     spec = load_package_spec(package)
     with ExitStack() as stack:
         stack.enter_context(_one_thread())
+        stack.enter_context(quiet_transformers())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vlmgen-validate-")))
         if not parallel_state_exists():  # a caller may have made one already
             stack.enter_context(one_rank())
@@ -259,7 +261,8 @@ class Run:
 
         checkpoint = parallel.build_parallel_checkpoint(self.spec, self.folder / "parallel")
         reference = Reference(checkpoint, self.spec)
-        prompts = [p for p in standard_prompts(reference) if p.name in _PARALLEL_PROMPTS]
+        prompts = sorted(standard_prompts(reference), key=lambda p: p.name not in _PARALLEL_PROMPTS)
+        prompts = prompts[: len(_PARALLEL_PROMPTS)]
         settings = {
             "vision_neuron_config": vision_settings(reference, prompts),
             "seq_buckets": (1, len(prompts)),
@@ -279,6 +282,7 @@ class Run:
             self.attempt(group, f"tp {world_size}", check)
 
 
+# Others take the place of those that a family has not.
 _PARALLEL_PROMPTS = ("text", "three pictures", "long video", "video and picture", "mixture")
 
 

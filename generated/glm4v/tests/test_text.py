@@ -123,6 +123,12 @@ def test_attention_prefill(model, hf_text, seed):
     )
 
 
+def test_a_wide_projection_goes_around_the_kernel(model, hf_text, monkeypatch):
+    monkeypatch.setattr(package, "QKV_KERNEL_MAX_WIDTH", 0)
+    monkeypatch.setattr(package.NF, "qkv_proj", None)
+    test_attention_prefill(model, hf_text, 0)
+
+
 def in_steps(model, module, hidden, positions, steps=3):
     """A layer or its attention over all tokens but the last ones, then over these one by one; their
     results.

@@ -134,9 +134,8 @@ def head_order(config: Glm4vTextConfig) -> list[int]:
 
     `D 8, R 4 -> 0 2 4 5 | 1 3 6 7`
     """
-    rotated, unrotated = list(range(config.rotary_dim)), list(
-        range(config.rotary_dim, config.head_dim)
-    )
+    rotated = list(range(config.rotary_dim))
+    unrotated = list(range(config.rotary_dim, config.head_dim))
     rest = len(unrotated) // 2
     return [*rotated[0::2], *unrotated[:rest], *rotated[1::2], *unrotated[rest:]]
 

@@ -141,9 +141,8 @@ def head_order(config: Glm4vMoeTextConfig) -> list[int]:
 
     `D 8, R 4 -> 0 1 4 5 | 2 3 6 7`
     """
-    rotated, unrotated = list(range(config.rotary_dim)), list(
-        range(config.rotary_dim, config.head_dim)
-    )
+    rotated = list(range(config.rotary_dim))
+    unrotated = list(range(config.rotary_dim, config.head_dim))
     rest = len(unrotated) // 2
     half = len(rotated) // 2
     return [*rotated[:half], *unrotated[:rest], *rotated[half:], *unrotated[rest:]]

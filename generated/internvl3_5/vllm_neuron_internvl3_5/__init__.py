@@ -3,6 +3,10 @@
 `register` is the entry point of the group `vllm.general_plugins`; vLLM calls it in every process.
 """
 
+import logging
+
+logger = logging.getLogger(__name__)
+
 ARCHITECTURE = "InternVLForConditionalGeneration"
 
 
@@ -21,6 +25,15 @@ def register() -> None:
     ModelRegistry.register_model(ARCHITECTURE, InternVLForConditionalGeneration)
     if (ARCHITECTURE, InternVLForConditionalGeneration) in registry.get_models():
         return
+    for name, other in registry.get_models():
+        package = other.__module__.partition(".")[0]
+        if name == ARCHITECTURE and package.startswith("vllm_neuron_") and package != __name__:
+            logger.warning(
+                "%s takes the place of %s for %s; name one of them in VLLM_PLUGINS to choose",
+                __name__,
+                package,
+                ARCHITECTURE,
+            )
     listed = registry.get_models
 
     def get_models() -> list[tuple[str, type]]:

@@ -320,7 +320,7 @@ class InternVLTextMoE(nn.Module):
             block_size=EXPERT_BLOCK_SIZE,
             moe_group=None,
         )
-        routed = NF.moe_cte(
+        return NF.moe_cte(
             hidden_states=hidden,
             expert_affinities_masked=affinities,
             gate_up_proj_weight=self.gate_up_weight,
@@ -333,7 +333,6 @@ class InternVLTextMoE(nn.Module):
             compute_dtype=hidden.dtype,
             expert_affinities_scaling_mode=ExpertAffinityScaleMode.POST_SCALE,
         )
-        return routed
 
     def route(self, hidden: torch.Tensor) -> torch.Tensor:
         """Weights of the chosen experts, float32 `[T, E]`, zero elsewhere.
@@ -344,7 +343,7 @@ class InternVLTextMoE(nn.Module):
 
     def decode(self, hidden: torch.Tensor, norm: InternVLTextRMSNorm) -> torch.Tensor:
         """A decode step in one call: `[B, H]` before the norm -> partial sums `[B, H]`."""
-        routed = NF.moe_block_tkg(
+        return NF.moe_block_tkg(
             inp=hidden,
             gamma=norm.weight[None],
             router_weights=self.router_weight,
@@ -360,7 +359,6 @@ class InternVLTextMoE(nn.Module):
             skip_router_logits=True,
             is_all_expert=self.ep_degree > 1,
         )
-        return routed
 
 
 class InternVLTextDecoderLayer(nn.Module):

@@ -4,13 +4,14 @@ in memory.
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from vllm_neuron.utils.weight_loader import get_weight_loader
+from vllm_neuron_qwen3_vl_moe import factory, vision_encoder, weight_loaders
 from vllm_neuron_qwen3_vl_moe import model as text_module
-from vllm_neuron_qwen3_vl_moe import vision_encoder
 from vllm_neuron_qwen3_vl_moe.config import Qwen3VLMoeConfig, Qwen3VLMoeConfigError
 from vllm_neuron_qwen3_vl_moe.factory import check_parallel
 from vllm_neuron_qwen3_vl_moe.utils.preprocessing import warmup_tower_inputs
@@ -176,6 +177,43 @@ def test_text_layer(wide, ranks, kind, rng):
     else:
         for output in parts:
             assert relative_error(output, expected) <= LIMIT
+
+
+@pytest.mark.parametrize(("ranks", "degree"), [(2, 2), (4, 2), (4, 4)])
+def test_experts_shared_out_over_ranks(wide, ranks, degree, rng, monkeypatch):
+    """Shares of the experts, and within a share of ranks their width, add up to all of them."""
+    config, share = wide[0].text_config, ranks // degree
+    build = shard(
+        wide,
+        lambda c: text_module.Qwen3VLMoeTextMoE(c.text_config),
+        "text",
+        f"layers.{config.num_hidden_layers - 1}.mlp.",
+    )
+    hidden = torch.randn(7, config.hidden_size, generator=rng)
+    expected = alone(lambda rank: build(rank)(hidden))
+    place = {
+        "get_neuron_ep_degree": lambda: degree,
+        "get_neuron_ep_rank": lambda: CURRENT.group.rank_in_group // share,
+        "get_neuron_ep_tp_group": lambda: SimpleNamespace(
+            rank_in_group=CURRENT.group.rank_in_group % share
+        ),
+    }
+    for name, getter in place.items():
+        monkeypatch.setattr(weight_loaders, name, getter)
+        monkeypatch.setattr(text_module, name, getter, raising=False)
+    parts = Ranks(ranks).run(lambda rank: build(rank)(hidden))
+    assert relative_error(sum(parts), expected) <= LIMIT
+    norm = text_module.Qwen3VLMoeTextRMSNorm(config.hidden_size, config.rms_norm_eps, config.dtype)
+    norm.weight.fill_(1.0)
+    parts = Ranks(ranks).run(lambda rank: build(rank).decode(hidden, norm))
+    monkeypatch.undo()
+    assert relative_error(sum(parts), alone(lambda rank: build(rank).decode(hidden, norm))) <= LIMIT
+
+
+def test_shares_of_the_experts_must_be_whole(wide, monkeypatch):
+    monkeypatch.setattr(factory, "get_neuron_ep_degree", lambda: 3)
+    with pytest.raises(Qwen3VLMoeConfigError, match="is not divisible by ep_degree 3"):
+        check_parallel(wide[0], 3)
 
 
 class FakeSpec:

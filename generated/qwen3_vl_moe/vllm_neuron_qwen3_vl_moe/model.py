@@ -338,7 +338,7 @@ class Qwen3VLMoeTextMoE(nn.Module):
             block_size=EXPERT_BLOCK_SIZE,
             moe_group=None,
         )
-        routed = NF.moe_cte(
+        return NF.moe_cte(
             hidden_states=hidden,
             expert_affinities_masked=affinities,
             gate_up_proj_weight=self.gate_up_weight,
@@ -351,7 +351,6 @@ class Qwen3VLMoeTextMoE(nn.Module):
             compute_dtype=hidden.dtype,
             expert_affinities_scaling_mode=ExpertAffinityScaleMode.POST_SCALE,
         )
-        return routed
 
     def route(self, hidden: torch.Tensor) -> torch.Tensor:
         """Weights of the chosen experts, float32 `[T, E]`, zero elsewhere.
@@ -362,7 +361,7 @@ class Qwen3VLMoeTextMoE(nn.Module):
 
     def decode(self, hidden: torch.Tensor, norm: Qwen3VLMoeTextRMSNorm) -> torch.Tensor:
         """A decode step in one call: `[B, H]` before the norm -> partial sums `[B, H]`."""
-        routed = NF.moe_block_tkg(
+        return NF.moe_block_tkg(
             inp=hidden,
             gamma=norm.weight[None],
             router_weights=self.router_weight,
@@ -378,7 +377,6 @@ class Qwen3VLMoeTextMoE(nn.Module):
             skip_router_logits=True,
             is_all_expert=self.ep_degree > 1,
         )
-        return routed
 
 
 class Qwen3VLMoeTextDecoderLayer(nn.Module):

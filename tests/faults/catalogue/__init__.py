@@ -31,6 +31,9 @@ class Fault:
     caught_by: str
 
 
+LEAST = 5
+"""Faults that a family has at least."""
+
 CONFIG = "config.py"
 MODEL = "model.py"
 VISION = "vision_encoder.py"
@@ -50,3 +53,18 @@ def families() -> list[str]:
 def faults_of(family: str) -> tuple[Fault, ...]:
     """The wrong variants of one family."""
     return importlib.import_module(f"{__name__}.{family}").FAULTS
+
+
+def short_lists() -> dict[str, list[Fault]]:
+    """For each family the faults that no family before it has, filled up to five.
+
+    `make test` seeds these. `make test-all` seeds every fault in every family that has it.
+    """
+    lists, seen = {}, set()
+    for family in families():
+        faults = faults_of(family)
+        fresh = [fault for fault in faults if fault not in seen]
+        known = [fault for fault in faults if fault in seen]
+        lists[family] = [*fresh, *known[: max(0, LEAST - len(fresh))]]
+        seen.update(faults)
+    return lists

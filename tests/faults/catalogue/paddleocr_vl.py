@@ -1,8 +1,15 @@
 """Wrong variants of the PaddleOCR-VL package."""
 
+from . import _prompt as prompt
+from . import _text as text
 from . import _vision as vision
 
 FAULTS = (
+    *text.NO_HEAD_NORM,
+    *text.CONTIGUOUS,
+    *text.FLAT_CONFIG,
+    *prompt.RASTER,
+    *prompt.ROWS,
     *vision.RASTER,
     *vision.BILINEAR,
     *vision.ROPE,

@@ -1,8 +1,12 @@
 """Wrong variants of the Qwen3-VL-MoE package: its experts. The towers are those of Qwen3-VL."""
 
 from . import CONFIG, LOADERS, MODEL, Fault
+from . import _text as text
 
 FAULTS = (
+    *text.HEAD_NORM,
+    *text.SOFTMAX_ROUTER,
+    *text.EXPERT_SHARES,
     Fault(
         "one expert less for a token of a prefill",
         MODEL,

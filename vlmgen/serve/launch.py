@@ -1,4 +1,4 @@
-"""A server started by `vlmgen serve` for a test, and what is asked of it beside the OpenAI API."""
+"""A server as a child process: started, waited for, and ended with everything it started."""
 
 from __future__ import annotations
 
@@ -11,12 +11,19 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
-import openai
+from vlmgen.serve.client import ServerError
+
+if TYPE_CHECKING:
+    import openai
 
 START_SECONDS = 300.0
+STOP_SECONDS = 20.0
+POLL_SECONDS = 0.25
 
 
 class Server:
@@ -26,20 +33,24 @@ class Server:
         arguments: Program and arguments; `--port` is added.
         folder: For the log and caches.
         environment: Further variables.
+        log: The log's file; by default `server.log` in the folder.
     """
 
     def __init__(
-        self, arguments: list[str], folder: Path, environment: dict[str, str] | None = None
+        self,
+        arguments: Sequence[str],
+        folder: Path,
+        environment: Mapping[str, str] | None = None,
+        log: Path | None = None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.port = free_port()
-        self.log = folder / "server.log"
+        self.log = log or folder / "server.log"
         self._environment = {
             **os.environ,
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
             "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_SERVER_DEV_MODE": "1",  # for collective_rpc
             "VLLM_CACHE_ROOT": str(folder / "cache"),
             **(environment or {}),
         }
@@ -47,7 +58,11 @@ class Server:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Server:
-        """Start and wait until it answers."""
+        """Start and wait until it answers.
+
+        Raises:
+            ServerError: It ended, or did not answer in time; the message has the end of its log.
+        """
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 self._arguments,
@@ -57,36 +72,44 @@ class Server:
                 start_new_session=True,
             )
         deadline = time.monotonic() + START_SECONDS
-        while time.monotonic() < deadline:
-            if self.process.poll() is not None:
-                raise RuntimeError(
-                    f"the server ended with {self.process.returncode}:\n{self.tail()}"
-                )
-            if self.healthy():
-                return self
-            time.sleep(0.25)
-        self.stop()
-        raise RuntimeError(f"the server did not answer in {START_SECONDS:.0f} s:\n{self.tail()}")
+        try:
+            while time.monotonic() < deadline:
+                code = self.process.poll()
+                if code is not None:
+                    raise ServerError(f"the server ended with {code}; its log {self._end_of_log()}")
+                if self.healthy():
+                    return self
+                time.sleep(POLL_SECONDS)
+            raise ServerError(
+                f"the server did not answer in {START_SECONDS:.0f} s; its log {self._end_of_log()}"
+            )
+        except BaseException:
+            self.stop()
+            raise
 
     def stop(self) -> None:
         """End the server and everything it started."""
         if self.process is None:
             return
-        group, wait = self.process.pid, 20.0
         for kind in (signal.SIGINT, signal.SIGKILL):
             try:
-                os.killpg(group, kind)
+                os.killpg(self.process.pid, kind)
             except ProcessLookupError:
                 break
             try:
-                self.process.wait(wait)
+                self.process.wait(STOP_SECONDS)
             except subprocess.TimeoutExpired:
                 continue
         self.process.wait()
 
     __enter__ = start
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.stop()
 
     # --------------------------------------------------------------------------------- requests
@@ -98,6 +121,8 @@ class Server:
 
     def client(self) -> openai.OpenAI:
         """A client that does not try again."""
+        import openai
+
         return openai.OpenAI(base_url=self.url, api_key="none", max_retries=0, timeout=120)
 
     def healthy(self) -> bool:
@@ -119,7 +144,7 @@ class Server:
         return values
 
     def worker_state(self) -> list[dict[str, Any]]:
-        """`cache_state` of every rank."""
+        """`cache_state` of every rank; needs `VLLM_SERVER_DEV_MODE=1`."""
         body = json.dumps({"method": "cache_state"}).encode()
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}/collective_rpc",
@@ -127,65 +152,42 @@ class Server:
             headers={"Content-Type": "application/json"},
         )
         with urllib.request.urlopen(request, timeout=60) as response:
-            return json.load(response)["results"]
-
-    def memory(self) -> int:
-        """Resident bytes of the server's processes."""
-        import psutil
-
-        assert self.process is not None
-        main = psutil.Process(self.process.pid)
-        return sum(p.memory_info().rss for p in [main, *main.children(recursive=True)])
+            results: list[dict[str, Any]] = json.load(response)["results"]
+        return results
 
     def tail(self, lines: int = 40) -> str:
         """End of the log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
+    def _end_of_log(self) -> str:
+        return f"({self.log}) ends with:\n{self.tail()}"
+
     def _get(self, path: str) -> bytes:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=30) as response:
-            return response.read()
+            content: bytes = response.read()
+        return content
 
 
 def package_server(
     package: Path, checkpoint: Path, folder: Path, *options: str, **environment: str
 ) -> Server:
-    """`vlmgen serve` for a package, in float32."""
+    """`vlmgen serve` for a package, in float32.
+
+    Args:
+        package: Folder of a generated package.
+        checkpoint: Folder of a checkpoint.
+        folder: For the log and caches.
+        options: Further options of `vllm serve`.
+        environment: Further variables.
+    """
     command = [sys.executable, "-m", "vlmgen", "serve", str(package)]
     options = ("--checkpoint", str(checkpoint), "--dtype", "float32", *options)
     return Server([*command, *options], folder, environment)
-
-
-STOCK_START = """
-import sys
-from vlmgen.standin.torchvision_ops import TorchvisionFinder
-from vlmgen.standin.vllm_metadata import VllmMetadataFinder
-sys.meta_path.insert(0, TorchvisionFinder())
-sys.meta_path.append(VllmMetadataFinder())
-"""
-
-
-def stock_server(checkpoint: Path, folder: Path, *options: str, **environment: str) -> Server:
-    """`vllm serve` with vLLM's own model class on its own CPU platform, in float32."""
-    hook = folder / "stock"
-    hook.mkdir(parents=True, exist_ok=True)
-    # Every process of vLLM must import torchvision, whose operators do not load here.
-    (hook / "sitecustomize.py").write_text(STOCK_START)
-    command = [
-        sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(checkpoint),
-        "--host", "127.0.0.1", "--dtype", "float32", *options,
-    ]  # fmt: skip
-    stock = {
-        "PYTHONPATH": str(hook),
-        "VLLM_NEURON_CPU_MODE": "0",
-        "VLLM_TARGET_DEVICE": "cpu",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    }
-    return Server(command, folder, {**stock, **environment})
 
 
 def free_port() -> int:
     """A port nobody listens on."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+        port: int = listener.getsockname()[1]
+    return port
