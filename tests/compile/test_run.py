@@ -78,6 +78,10 @@ def test_a_second_run_is_all_hits_and_offline_makes_a_miss_an_error(
     for name in ("program", "operators", "cost", "difference", "findings"):
         assert again["graphs"][0][name] == graph[name]
 
+    # The texts can be had of what is cached, too.
+    assert run(app, [*one, "--emit", str(tmp_path / "later"), "--no-run"]).exit_code == 0
+    assert {path.name for path in (tmp_path / "later").iterdir()} == texts
+
 
 def test_workers_fill_the_cache_from_shapes_alone(arguments: list[str]) -> None:
     command = [*arguments, "--only", "decode-1", "--only", "decode-2", "--workers", "2", "--json"]

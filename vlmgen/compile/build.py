@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from vlmgen.compile import artifacts, in_place, layer_graphs, xla_cpu
+from vlmgen.compile import artifacts, in_place, layer_graphs, torchax_import, xla_cpu
 from vlmgen.compile.artifacts import ArtifactCache, CacheMissError
 from vlmgen.compile.calls import Call
 from vlmgen.compile.census import census, denied, operators_of
@@ -87,6 +87,7 @@ class GraphBuilder:
         emit: Path | None = None,
         layout: str = "",
     ) -> None:
+        torchax_import.load()  # what is missing is said here, not found as a fault of a graph
         self.package, self.cache, self.offline, self.emit = package, cache, offline, emit
         self.layout = layout
         self.sources = Sources(package)
@@ -134,7 +135,8 @@ class GraphBuilder:
         Raises:
             CacheMissError: It is not in the cache, and only the cache may be used.
         """
-        found = self.cached(call)
+        # Texts are made on the way, so whoever wants them goes the way again.
+        found = self.cached(call) if self.emit is None or self.offline else None
         if found is not None:
             self.cache.statistics.hits += 1
             return found
@@ -188,6 +190,8 @@ class GraphBuilder:
         else:
             record, payload = stored
             self._take(built, record, payload)
+            self.cache.statistics.hits += 1
+            self.cache.statistics.misses -= 1
             hlo = built.executable.get_hlo_text() if self.emit is not None else ""
         built.seconds = program.seconds
         self.cache.put("requests", self.request_key(call), self._record(built, key))
