@@ -39,6 +39,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     r"python tests/faults/seed\.py .*": ("minutes", "tests/faults/test_seeded_faults.py"),
     r"vlmgen validate .*": ("minutes", "tests/validate/test_run.py"),
+    r"vlmgen compile .*": ("minutes", "tests/compile/test_run.py"),
     r"vlmgen watch .*": ("runs until it is stopped", "tests/test_watch.py"),
     r"vlmgen --(install|show)-completion": (
         "changes or asks for the shell around it", "tests/test_completion.py"
