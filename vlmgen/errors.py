@@ -174,6 +174,7 @@ class CompileFailed(VlmgenError):
         problems: One text per problem.
     """
 
+    code = "VG918"
     exit_code = EXIT_CHECK_FAILED
 
     def __init__(self, problems: Iterable[str]) -> None:

@@ -35,6 +35,7 @@ _VERSIONS = ("torch", "torchax", "jax", "jaxlib", "transformers", "vllm", "vllm-
 class CacheMissError(VlmgenError):
     """Something would have to be compiled and `--offline` forbids it."""
 
+    code = "VG919"
     exit_code = EXIT_CACHE_MISS
 
 

@@ -40,6 +40,7 @@ _LAST_LINES = 12
 class NoNeuronError(VlmgenError):
     """No compiler for Neuron devices is installed."""
 
+    code = "VG920"
     exit_code = EXIT_NO_COMPILER
 
 
