@@ -23,7 +23,7 @@ from vlmgen.render import publish
 from vlmgen.render import update as updating
 from vlmgen.render.generate import render_spec_file
 from vlmgen.render.manifest import base_path, is_own, read_manifest
-from vlmgen.render.merge import find_conflicts
+from vlmgen.render.merge import changed_ranges, find_conflicts, split_lines
 from vlmgen.render.origin import Origin
 from vlmgen.render.update import Job, OnConflict, PackageUpdate
 
@@ -124,18 +124,32 @@ steps = st.lists(
 )
 
 
-def edit_by_hand(target: Path, edits: list[tuple[int, int, int, int]]) -> set[str]:
-    """Edit generated files; every added line is like no other. The paths."""
-    edited = set()
+def places_that_change(versions: list[Version]) -> list[tuple[str, int]]:
+    """Lines of the first version that are others in the second: where edits are in its way."""
+    old, new = versions[:2]
+    return [
+        (path, start)
+        for path in sorted(old.keys() & new.keys())
+        if not is_own(path)
+        for start, *_ in changed_ranges(split_lines(old[path]), split_lines(new[path]))
+    ]
+
+
+def edit_by_hand(
+    target: Path, edits: list[tuple[int, int, int, int]], aims: list[tuple[str, int]]
+) -> None:
+    """Edit generated files, half of them where they will change; no two added lines are alike."""
     files = sorted(path for path in read_manifest(target).files if (target / path).is_file())
     for which, start, remove, add in edits:
         path = files[which % len(files)]
+        if aims and which % 2:
+            path, start = aims[start % len(aims)]
+            if path not in files:
+                continue
         lines = (target / path).read_bytes().split(b"\n")
         start %= len(lines)
         lines[start : start + remove] = [b"# hand %d" % next(numbers) for _ in range(add)]
         (target / path).write_bytes(b"\n".join(lines))
-        edited.add(path)
-    return edited
 
 
 def hand_lines(content: bytes) -> set[bytes]:
@@ -187,7 +201,7 @@ def test_random_specs(
         play(folder / "generated" / "mine", versions, script, seen)
 
     check()
-    assert seen >= {"unchanged", "edited"}
+    assert seen >= {"unchanged", "edited", "merged", "conflict"}
 
 
 def parsed(modules: Mapping[str, str]) -> Mapping[str, str]:
@@ -201,8 +215,9 @@ def play(target: Path, versions: list[Version], script: list, seen: set[str]) ->
     """Edit a package and update it, step by step, and check every step."""
     publish.publish(target, versions[0])
     foreign: dict[str, bytes] = {}
+    aims = places_that_change(versions)
     for edits, delete, make, number, mode in script:
-        edit_by_hand(target, edits)
+        edit_by_hand(target, edits, aims)
         files = sorted(read_manifest(target).files)
         if delete < len(files):
             (target / files[delete]).unlink(missing_ok=True)
