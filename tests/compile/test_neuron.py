@@ -61,7 +61,7 @@ def test_without_a_compiler_one_line_says_what_is_missing(
     package = str(repository / "generated" / "qwen3_vl")
     arguments = ["compile", package, "--checkpoint", str(tmp_path), "--target", "neuron"]
     result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 7
+    assert result.exit_code == 7  # VG920
     (line,) = result.stderr.strip().splitlines()
     assert "neuronx-cc" in line and "vllm-neuron" in line and "vlmgen[neuron]" in line
 
@@ -108,7 +108,7 @@ def test_what_the_compiler_says_is_shown_when_it_fails(
         str(tmp_path / "cache"),
     ]  # fmt: skip
     result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 4
+    assert result.exit_code == 4  # VG918
     assert "exit code 70" in result.stderr and "NCC_FAKE" in result.stderr
 
 

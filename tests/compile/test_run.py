@@ -53,7 +53,7 @@ def test_a_second_run_is_all_hits_and_offline_makes_a_miss_an_error(
     run = CliRunner().invoke
     one = [*arguments, "--only", "decode-1"]
     missing = run(app, [*one, "--offline"])
-    assert missing.exit_code == 8 and "decode-1 is not in the cache" in missing.stderr
+    assert missing.exit_code == 8 and "decode-1 is not in the cache" in missing.stderr  # VG919
 
     page = tmp_path / "report.html"
     first = run(app, [*one, "--json", "--emit", str(tmp_path / "out"), "--html", str(page)])
