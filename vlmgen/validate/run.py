@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,8 +19,6 @@ from vlmgen.errors import CheckpointError, UsageError
 from vlmgen.validate.report import Report, Row
 
 GROUPS = ("vision modules", "text modules", "end to end", "positions", "parallel", "bfloat16")
-BESIDE = "bfloat16"
-"""The group that shares no model with the others: a second process runs it on a second core."""
 Progress = Callable[[str], None]
 
 
@@ -72,14 +68,8 @@ def validate(
         run = Run(package, spec, checkpoint, folder, progress)
         progress("loading")
         if run.load():
-            beside = None
-            if tiny and len(chosen) > 1 and chosen.get(BESIDE) == [] and _cores() > 1:
-                beside = stack.enter_context(_second_process()).submit(_rows_of, package, BESIDE)
             for group, checks in chosen.items():
-                if group == BESIDE and beside is not None:
-                    run.collect(group, beside)
-                else:
-                    run.group(group, checks)
+                run.group(group, checks)
     if record:
         store_results(run.report, package, spec.family)
     return run.report
@@ -195,16 +185,6 @@ class Run:
             raise
         except Exception as error:
             self.report.crashed(name, "set-up", error)
-
-    def collect(self, group: str, rows: Future[list[Row]]) -> None:
-        """Wait for a group that another process runs; if that ends early, this becomes a row."""
-        self.progress(group)
-        try:
-            self.report.rows.extend(rows.result())
-        except CheckpointError:
-            raise
-        except Exception as error:
-            self.report.crashed(group, "second process", error)
 
     def wants(self, check: str) -> bool:
         """Whether a check of the running group was asked for."""
@@ -450,23 +430,6 @@ def _facts(spec: Any, checkpoint: Path | None) -> dict[str, str]:
             f"torch {torch.__version__}"
         ),
     }
-
-
-def _second_process() -> ProcessPoolExecutor:
-    from vlmgen.validate.parallel import prepare_fast_start
-
-    prepare_fast_start()
-    return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("forkserver"))
-
-
-def _rows_of(package: Path, group: str) -> list[Row]:
-    """One group on a tiny checkpoint of its own, in the second process."""
-    return validate(package, tiny=True, only=[group]).rows
-
-
-def _cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _set_up_process() -> None:
