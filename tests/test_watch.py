@@ -250,7 +250,14 @@ def test_the_command_regenerates_survives_an_error_and_stops(tmp_path: Path) -> 
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with log.open("w") as out:
         process = subprocess.Popen(
-            command, cwd=tmp_path, stdout=out, stderr=subprocess.PIPE, text=True, env=environment
+            command,
+            cwd=tmp_path,
+            stdout=out,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+            # A run in the background ignores Ctrl-C, and so would what it starts.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
     try:
         assert "mine.yaml -> package: " in lines_of(log, 1)[0]

@@ -66,14 +66,16 @@ def test_wheel_generates_in_an_empty_environment(
     for module in ("torch", "transformers"):
         absent = f"import importlib.util; assert importlib.util.find_spec({module!r}) is None"
         run(python, "-c", absent, cwd=tmp_path)
+    specs = tmp_path / "specs"
+    (specs / "results").mkdir(parents=True)
     for spec in sorted((repository / "specs").glob("*.yaml")):
-        shutil.copy(spec, tmp_path / spec.name)
+        shutil.copy(spec, specs)
         results = repository / "specs" / "results" / f"{spec.stem}.json"
         if results.is_file():
-            (tmp_path / "results").mkdir(exist_ok=True)
-            shutil.copy(results, tmp_path / "results" / results.name)
-        run(tmp_path / "venv" / "bin" / "vlmgen", "new", spec.name, cwd=tmp_path)
+            shutil.copy(results, specs / "results")
+        named = f"specs/{spec.name}"
+        run(tmp_path / "venv" / "bin" / "vlmgen", "new", named, cwd=tmp_path)
         generated = files(tmp_path / "generated" / spec.stem)
         assert generated == files(repository / "generated" / spec.stem)
-        again = run(python, "-m", "vlmgen", "new", spec.name, cwd=tmp_path)
+        again = run(python, "-m", "vlmgen", "new", named, cwd=tmp_path)
         assert "unchanged" in again

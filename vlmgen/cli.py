@@ -22,10 +22,13 @@ import typer
 from vlmgen import __version__
 from vlmgen.files import replace_file
 from vlmgen.options import (
+    ForceFlag,
     Format,
     FormatOption,
     JsonFlag,
     Layout,
+    LayoutOption,
+    OutOption,
     SpecArgument,
     TemplatesOption,
 )
@@ -140,20 +143,13 @@ def root(
 @user_errors
 def new(
     spec: SpecArgument,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", "-o", help="Directory of the package.", show_default="generated/FAMILY"
-        ),
-    ] = None,
-    layout: Annotated[
-        Layout, typer.Option(help="A package of its own, or modules for the plugin's tree.")
-    ] = Layout.OUT_OF_TREE,
+    out: OutOption = None,
+    layout: LayoutOption = Layout.OUT_OF_TREE,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only list what would change.")
     ] = False,
     diff: Annotated[bool, typer.Option("--diff", help="Only show the changes as a diff.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite edited files.")] = False,
+    force: ForceFlag = False,
     output_format: FormatOption = Format.TEXT,
     templates: TemplatesOption = None,
     as_json: JsonFlag = False,

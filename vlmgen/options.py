@@ -33,3 +33,11 @@ TemplatesOption = Annotated[
     Path | None,
     typer.Option("--templates", metavar="DIR", help="Folder of template overrides."),
 ]
+OutOption = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", help="Directory of the package.", show_default="generated/FAMILY"),
+]
+LayoutOption = Annotated[
+    Layout, typer.Option(help="A package of its own, or modules for the plugin's tree.")
+]
+ForceFlag = Annotated[bool, typer.Option("--force", help="Overwrite edited files.")]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmgen.errors import OutputError
+from vlmgen.files import replace_file
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,40}")
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
@@ -117,13 +117,11 @@ def record(
         known[name] = Proof(today, modules, **result)
     ordered = {kind.name: asdict(known[kind.name]) for kind in KINDS if kind.name in known}
     target = _file(specs, family)
-    staged = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        staged.write_text(json.dumps(ordered, indent=2) + "\n", encoding="utf-8", newline="\n")
-        staged.replace(target)
     except OSError as error:
         raise OutputError(f"{target}: cannot be written: {error.strerror}") from None
+    replace_file(target, (json.dumps(ordered, indent=2) + "\n").encode("utf-8"))
     return target
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vlmgen.options import JsonFlag, Layout, TemplatesOption
+from vlmgen.options import JsonFlag, Layout, LayoutOption, TemplatesOption
 
 NAME = "adopt"
 EXAMPLE = "Example: vlmgen adopt vllm_neuron_mine --spec specs/mine.yaml --dry-run"
@@ -18,9 +18,7 @@ def command(
         Path, typer.Argument(metavar="DIR", help="Folder of a package that vlmgen did not write.")
     ],
     spec: Annotated[Path, typer.Option(metavar="FILE", help="The spec that describes it.")],
-    layout: Annotated[
-        Layout, typer.Option(help="A package of its own, or modules for the plugin's tree.")
-    ] = Layout.OUT_OF_TREE,
+    layout: LayoutOption = Layout.OUT_OF_TREE,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only report the differences.")
     ] = False,

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from vlmgen.options import SpecArgument, TemplatesOption
+from vlmgen.options import ForceFlag, OutOption, SpecArgument, TemplatesOption
 
 if TYPE_CHECKING:
     from vlmgen.render.generate import GenerationResult
@@ -18,13 +16,8 @@ EXAMPLE = "Example: vlmgen watch specs/NAME.yaml"
 
 def command(
     spec: SpecArgument,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", "-o", help="Directory of the package.", show_default="generated/FAMILY"
-        ),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite edited files.")] = False,
+    out: OutOption = None,
+    force: ForceFlag = False,
     templates: TemplatesOption = None,
 ) -> None:
     """Regenerate a package whenever its spec, what it extends or a template changes.

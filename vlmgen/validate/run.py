@@ -16,6 +16,7 @@ import torch
 import vlmgen
 from vlmgen import proofs, standin
 from vlmgen.errors import CheckpointError, UsageError
+from vlmgen.files import replace_file
 from vlmgen.validate.report import Report, Row
 
 GROUPS = ("vision modules", "text modules", "end to end", "positions", "parallel", "bfloat16")
@@ -344,9 +345,7 @@ def store_results(report: Report, package: Path, family: str) -> Path:
     }
     target = specs / "results" / f"{family}.json"
     target.parent.mkdir(exist_ok=True)
-    staged = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    staged.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8", newline="\n")
-    staged.replace(target)
+    replace_file(target, (json.dumps(data, indent=2) + "\n").encode("utf-8"))
     kept = ("checks", "worst", "limit", "passed")
     runs = {group["name"]: {key: group[key] for key in kept} for group in groups}
     proofs.record(package.resolve(), family, runs)
