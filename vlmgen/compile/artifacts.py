@@ -14,6 +14,7 @@ and one that does not fit it is as good as none.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmgen.errors import OutputError, VlmgenError
+from vlmgen.files import replace_file
 
 EXIT_CACHE_MISS = 8
 _MARK = b"vlmgen-artifact-1\n"
@@ -133,18 +135,11 @@ class ArtifactCache:
         Raises:
             OutputError: The local folder cannot be written. A shared one that cannot is left.
         """
-        try:
-            self._write(self._path(self.local, kind, key), record, payload)
-        except OSError as error:
-            raise OutputError(
-                f"{self.local}: cannot be written: {error.strerror}",
-                hint="name another folder with --cache",
-            ) from None
+        self._write(self._path(self.local, kind, key), record, payload)
         if self.shared is not None:
-            try:
+            # Read-only for this user: what is missing there stays missing.
+            with contextlib.suppress(OutputError):
                 self._write(self._path(self.shared, kind, key), record, payload)
-            except OSError:
-                return  # read-only for this user: what is missing there stays missing
 
     def _folders(self) -> Iterator[Path]:
         yield self.local
@@ -173,10 +168,4 @@ class ArtifactCache:
     def _write(path: Path, record: Mapping[str, Any], payload: bytes) -> None:
         text = json.dumps(record, sort_keys=True).encode()
         body = str(len(text)).encode() + b"\n" + text + payload
-        path.parent.mkdir(parents=True, exist_ok=True)
-        staged = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
-        try:
-            staged.write_bytes(_MARK + digest(body).encode() + b"\n" + body)
-            staged.replace(path)
-        finally:
-            staged.unlink(missing_ok=True)
+        replace_file(path, _MARK + digest(body).encode() + b"\n" + body, parents=True)

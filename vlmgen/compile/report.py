@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from vlmgen.compile.analytic import Count
@@ -15,7 +13,6 @@ from vlmgen.compile.findings import Finding
 from vlmgen.compile.graphs import Deployment, Graph
 from vlmgen.compile.ranks import RankReport
 from vlmgen.compile.verify import LIMIT, Difference
-from vlmgen.errors import OutputError
 
 COUNTS_AGREE = 0.05
 """How far XLA's FLOPs may be from the analytic count."""
@@ -166,19 +163,3 @@ class CompileReport:
     def to_json(self) -> str:
         """The same as text."""
         return json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n"
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all; its folder is made.
-
-    Raises:
-        OutputError: It cannot be written.
-    """
-    staged = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        staged.write_text(text, encoding="utf-8", newline="\n")
-        staged.replace(path)
-    except OSError as error:
-        staged.unlink(missing_ok=True)
-        raise OutputError(f"{path}: cannot be written: {error.strerror}") from None
