@@ -34,7 +34,7 @@ from vlmgen.options import (
 )
 from vlmgen.terminal import console as _console
 from vlmgen.terminal import print_json as _print_json
-from vlmgen.terminal import progress
+from vlmgen.terminal import progress, steps
 
 if TYPE_CHECKING:
     from vlmgen.check.parallel import ParallelTable, TextSplit, VisionSplit
@@ -428,7 +428,7 @@ def compile_(
     if checkpoint is None:
         _compile_published(package, published or [], whole, as_json)
         return
-    with needs_extra("compile"), progress("compiling") as report_progress:
+    with needs_extra("compile"), steps("compiling") as shown:
         from vlmgen.compile import run as compiling
         from vlmgen.compile.artifacts import ArtifactCache, default_folder
         from vlmgen.compile.console import print_deployment, print_report
@@ -446,7 +446,7 @@ def compile_(
                 cache=ArtifactCache(cache or default_folder(), shared_cache),
                 offline=offline,
                 emit=emit,
-                progress=report_progress,
+                steps=shown,
             )
             _print_neuron(results, as_json)
             return
@@ -462,7 +462,7 @@ def compile_(
                 verify=run,
                 world_sizes=world_size or (),
                 workers=workers,
-                progress=report_progress,
+                steps=shown,
             )
     if list_graphs:
         shapes = compiling.input_shapes(package, checkpoint, deployment)
@@ -772,7 +772,7 @@ def _require_neuron() -> None:
 def _compile_published(package: Path, names: list[str], whole: bool, as_json: bool) -> None:
     from vlmgen.errors import CompileFailed
 
-    with needs_extra("compile"), progress("compiling") as report_progress:
+    with needs_extra("compile"), steps("compiling") as shown:
         from vlmgen.compile.console import print_published
         from vlmgen.compile.published import compile_published, names_of
         from vlmgen.compile.run import set_up_process
@@ -780,7 +780,7 @@ def _compile_published(package: Path, names: list[str], whole: bool, as_json: bo
         set_up_process()
         reports = []
         for name in names_of(package, names):
-            reports += compile_published(package, name, whole=whole, progress=report_progress)
+            reports += compile_published(package, name, whole=whole, steps=shown)
     if as_json:
         _print_json([report.to_dict() for report in reports])
     else:

@@ -61,8 +61,9 @@ def test_without_a_compiler_one_line_says_what_is_missing(
     package = str(repository / "generated" / "qwen3_vl")
     arguments = ["compile", package, "--checkpoint", str(tmp_path), "--target", "neuron"]
     result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 7  # VG920
-    (line,) = result.stderr.strip().splitlines()
+    assert result.exit_code == 7
+    line, more = result.stderr.splitlines()
+    assert more == "more: vlmgen explain VG920"
     assert "neuronx-cc" in line and "vllm-neuron" in line and "vlmgen[neuron]" in line
 
 

@@ -15,10 +15,11 @@ from vlmgen.compile import artifacts, in_place, layer_graphs, torchax_import, xl
 from vlmgen.compile.artifacts import ArtifactCache, CacheMissError
 from vlmgen.compile.calls import Call
 from vlmgen.compile.census import census, denied, operators_of
-from vlmgen.compile.export_faults import explain, scalars
-from vlmgen.compile.findings import Finding, Place, Sources
+from vlmgen.compile.export_faults import explain, numbers_from_tensors
+from vlmgen.compile.findings import Finding, Sources
 from vlmgen.compile.interface import Interface
 from vlmgen.compile.lower import Program, export, lower
+from vlmgen.files import replace_file
 from vlmgen.validate.driver import describe
 
 
@@ -74,8 +75,7 @@ class GraphBuilder:
         package: Folder of the package.
         cache: Where artifacts are kept.
         offline: Raise instead of compiling.
-        emit: Folder for the StableHLO, the optimised HLO and a record of every graph.
-        layout: What the calls do not show, such as the parallel layout.
+        emit: Folder for the StableHLO and the optimised HLO of every graph.
     """
 
     def __init__(
@@ -85,15 +85,18 @@ class GraphBuilder:
         *,
         offline: bool = False,
         emit: Path | None = None,
-        layout: str = "",
     ) -> None:
         torchax_import.load()  # what is missing is said here, not found as a fault of a graph
         self.package, self.cache, self.offline, self.emit = package, cache, offline, emit
-        self.layout = layout
         self.sources = Sources(package)
 
-    def request_key(self, call: Call) -> str:
-        """Hash of everything that the program of a call depends on."""
+    def request_key(self, call: Call, layout: str = "") -> str:
+        """Hash of everything that the program of a call depends on.
+
+        Args:
+            call: The call, on one rank.
+            layout: How the graph is split over ranks, which the call does not show.
+        """
         module = call.module
         # Sizes alone: a weight that was loaded may lie in memory in another way.
         state = {
@@ -104,7 +107,7 @@ class GraphBuilder:
         config = getattr(module, "config", None)
         shapes = json.dumps([describe(call.kwargs), state, repr(config)], sort_keys=True)
         return artifacts.digest(
-            self._sources_hash, artifacts.toolchain(), shapes, call.graph.kind, self.layout,
+            self._sources_hash, artifacts.toolchain(), shapes, call.graph.kind, layout,
             json.dumps(xla_cpu.FLAGS, sort_keys=True),
         )  # fmt: skip
 
@@ -140,20 +143,28 @@ class GraphBuilder:
         if found is not None:
             self.cache.statistics.hits += 1
             return found
+        self.missed(call.graph.name)
+        return self._compile(call)
+
+    def missed(self, name: str) -> None:
+        """Count something that has to be compiled.
+
+        Raises:
+            CacheMissError: Only the cache may be used.
+        """
         if self.offline:
             raise CacheMissError(
-                f"{call.graph.name} is not in the cache ({self.cache.local}) and --offline forbids "
-                "to compile it",
+                f"{name} is not in the cache ({self.cache.local}) and --offline forbids to "
+                "compile it",
                 hint="run once without --offline, or name a shared folder with --shared-cache",
             )
         self.cache.statistics.misses += 1
-        return self._compile(call)
 
     def _compile(self, call: Call) -> BuiltGraph:
         built = BuiltGraph(call)
         try:
             program = export(call)
-            built.findings += scalars(program, self.sources)
+            built.findings += numbers_from_tensors(program, self.sources)
             if built.findings:
                 return built  # what has no value yet cannot be lowered
             lowered = lower(program)
@@ -170,10 +181,7 @@ class GraphBuilder:
         ]
         text = lowered.as_text()
         built.program = artifacts.digest(text)
-        key = artifacts.digest(
-            built.program, "xla-cpu", artifacts.toolchain(),
-            json.dumps(xla_cpu.FLAGS, sort_keys=True),
-        )  # fmt: skip
+        key = executable_key(built.program)
         stored = self.cache.get("programs", key)
         if stored is None:
             with program.timed("compile"):
@@ -196,7 +204,9 @@ class GraphBuilder:
         built.seconds = program.seconds
         self.cache.put("requests", self.request_key(call), self._record(built, key))
         if self.emit is not None:
-            self._write(built, lowered.as_text(debug_info=True), hlo)
+            texts = {"stablehlo.mlir": lowered.as_text(debug_info=True), "optimised.hlo": hlo}
+            for suffix, text in texts.items():
+                replace_file(self.emit / f"{call.graph.name}.{suffix}", text.encode(), parents=True)
         return built
 
     def _record(self, built: BuiltGraph, artifact: str) -> dict[str, Any]:
@@ -220,8 +230,7 @@ class GraphBuilder:
         started: float,
     ) -> BuiltGraph:
         findings = [
-            Finding(**{**found, "graph": call.graph.name, "place": Place(**found["place"])})
-            for found in record["findings"]
+            Finding.from_dict({**found, "graph": call.graph.name}) for found in record["findings"]
         ]
         built = BuiltGraph(
             call,
@@ -242,13 +251,15 @@ class GraphBuilder:
         built.payload = payload
         built.hit = True
 
-    def _write(self, built: BuiltGraph, stablehlo: str, hlo: str) -> None:
-        from vlmgen.compile.report import write_text
 
-        assert self.emit is not None
-        name = built.call.graph.name
-        write_text(self.emit / f"{name}.stablehlo.mlir", stablehlo)
-        write_text(self.emit / f"{name}.optimised.hlo", hlo)
+def executable_key(program: str) -> str:
+    """Name of an executable in the cache.
+
+    Args:
+        program: Hash of its StableHLO, which says how many ranks it is for.
+    """
+    flags = json.dumps(xla_cpu.FLAGS, sort_keys=True)
+    return artifacts.digest(program, "xla-cpu", artifacts.toolchain(), flags)
 
 
 def caches_of(call: Call, program: Program) -> list[str]:

@@ -78,7 +78,7 @@ def _rank_cells(ranks: RankReport) -> list[str]:
         ranks.layout.name,
         ranks.graph.name,
         ", ".join(counts),
-        f"{ranks.flops / 1e6:.4g}",
+        f"{ranks.cost.flops / 1e6:.4g}",
         f"{ranks.difference:.1e}",
         "ok" if ranks.passed else "FAIL",
     ]

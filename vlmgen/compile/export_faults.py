@@ -4,71 +4,75 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from vlmgen.compile.findings import Finding, Sources
 from vlmgen.compile.lower import NoLoweringError, Program
 
+_NEVER = re.compile(r"(?!)")
+
 
 @dataclass(frozen=True)
 class _Cause:
-    """How a failure is recognised and what it means; the first by its line, others by the text."""
+    """What a failure means, and the text by which it is recognised."""
 
     rule: str
-    pattern: re.Pattern[str]
     message: str
     why: str
     legal: str
+    pattern: re.Pattern[str] = _NEVER
 
 
-_CAUSES = (
-    _Cause(
-        "scalar-from-tensor",
-        re.compile(r"\.item\(|\.tolist\(|\b(?:int|float|bool)\("),
-        "a Python number is taken from a tensor",
-        "the graph would wait for the device and be compiled for one value",
-        "keep it a tensor",
-    ),
-    _Cause(
-        "value-dependent-branch",
-        re.compile(r"[Dd]ata-dependent branching|[Dd]ynamic control flow|generic_jump"),
-        "a branch depends on the value of a tensor",
-        "a graph is one fixed sequence of operators",
-        "torch.where over both results",
-    ),
-    _Cause(
-        "value-dependent-shape",
-        re.compile(
-            r"[Dd]ata.dependent|unbacked|dynamic shape|GuardOnDataDependent|nonzero|\bu\d+\b"
-        ),
-        "a shape or a slice depends on the value of a tensor",
-        "every value would need a graph of its own",
-        "pad to a bucket and mask, or an index tensor of fixed size",
-    ),
+_SCALAR = _Cause(
+    "scalar-from-tensor",
+    "a Python number is taken from a tensor",
+    "the graph would wait for the device and be compiled for one value",
+    "keep it a tensor",
+    re.compile(r"\.item\(|\.tolist\(|\b(?:int|float|bool)\("),  # in the line itself
 )
+_BRANCH = _Cause(
+    "value-dependent-branch",
+    "a branch depends on the value of a tensor",
+    "a graph is one fixed sequence of operators",
+    "torch.where over both results",
+    re.compile(r"[Dd]ata-dependent branching|[Dd]ynamic control flow|generic_jump"),
+)
+_SHAPE = _Cause(
+    "value-dependent-shape",
+    "a shape or a slice depends on the value of a tensor",
+    "every value would need a graph of its own",
+    "pad to a bucket and mask, or an index tensor of fixed size",
+    re.compile(r"[Dd]ata.dependent|unbacked|dynamic shape|GuardOnDataDependent|nonzero|\bu\d+\b"),
+)
+_NO_LOWERING = _Cause(
+    "no-lowering",
+    "has no lowering to StableHLO",
+    "it cannot become part of a graph",
+    "write it with other operators",
+)
+_REFUSED = _Cause(
+    "export",
+    "torch.export refuses it",
+    "what cannot be exported strictly cannot be compiled without a graph break",
+    "tensor operators of fixed shape",
+)
+_NUMBERS = frozenset((torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default))
 
 
-_SCALARS = frozenset((torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default))
+def numbers_from_tensors(program: Program, sources: Sources) -> Iterator[Finding]:
+    """Python numbers taken from tensors that the export let through as symbols.
 
-
-def scalars(program: Program, sources: Sources) -> Iterator[Finding]:
-    """Python numbers taken from tensors that the export let through as symbols."""
-    cause = _CAUSES[0]
+    Whether torch lets a slice by a tensor through depends on what its size is used for; such a
+    number is named after what the line does with it.
+    """
+    graph = program.call.graph.name
     for node in program.nodes:
-        if node.target in _SCALARS:
+        if node.target in _NUMBERS:
             trace = node.meta.get("stack_trace") or ""
-            yield Finding(
-                cause.rule,
-                "error",
-                program.call.graph.name,
-                cause.message,
-                cause.why,
-                cause.legal,
-                sources.place(trace),
-                sources.inside(trace),
-            )
+            asked = _SCALAR.pattern.search(sources.place(trace).code)
+            yield _found(_SCALAR if asked else _SHAPE, graph, sources, trace)
 
 
 def explain(error: Exception, graph: str, sources: Sources) -> Finding:
@@ -80,35 +84,22 @@ def explain(error: Exception, graph: str, sources: Sources) -> Finding:
         sources: Tells the package's lines.
     """
     if isinstance(error, NoLoweringError):
-        return Finding(
-            "no-lowering",
-            "error",
-            graph,
-            f"{error.operator} has no lowering to StableHLO",
-            "it cannot become part of a graph",
-            "write it with other operators",
-            sources.place(error.trace),
-            sources.inside(error.trace),
-        )
+        cause = replace(_NO_LOWERING, message=f"{error.operator} {_NO_LOWERING.message}")
+        return _found(cause, graph, sources, error.trace)
     text = str(error)
     stack = getattr(error, "real_stack", None)
     trace = text + "\n" + ("".join(stack.format()) if stack else "")
-    place = sources.place(trace)
-    scalar, *others = _CAUSES
-    cause = scalar if scalar.pattern.search(place.code) else None
-    cause = cause or next((cause for cause in others if cause.pattern.search(text)), None)
-    if cause is None:
-        first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
-        return Finding(
-            "export",
-            "error",
-            graph,
-            f"torch.export refuses it: {first.strip()[:300]}",
-            "what cannot be exported strictly cannot be compiled without a graph break",
-            "tensor operators of fixed shape",
-            place,
-            sources.inside(trace),
-        )
+    if _SCALAR.pattern.search(sources.place(trace).code):
+        return _found(_SCALAR, graph, sources, trace)
+    known = next((cause for cause in (_BRANCH, _SHAPE) if cause.pattern.search(text)), None)
+    if known is not None:
+        return _found(known, graph, sources, trace)
+    first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
+    refused = replace(_REFUSED, message=f"{_REFUSED.message}: {first.strip()[:300]}")
+    return _found(refused, graph, sources, trace)
+
+
+def _found(cause: _Cause, graph: str, sources: Sources, trace: str) -> Finding:
     return Finding(
         cause.rule,
         "error",
@@ -116,6 +107,6 @@ def explain(error: Exception, graph: str, sources: Sources) -> Finding:
         cause.message,
         cause.why,
         cause.legal,
-        place,
+        sources.place(trace),
         sources.inside(trace),
     )

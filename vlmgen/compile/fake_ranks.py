@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch.distributed as dist
 
@@ -29,15 +30,11 @@ class Layout:
         experts = f" ep {self.ep_degree}" if self.ep_degree > 1 else ""
         return f"tp {self.world_size}{experts}, vision tp {self.vision_tp} x dp {self.vision_dp}"
 
-    @property
-    def text_name(self) -> str:
-        """What a text graph depends on."""
+    def part(self, kind: str) -> str:
+        """What a graph of a kind depends on."""
+        if kind == "vision":
+            return f"vision tp {self.vision_tp} x dp {self.vision_dp}"
         return f"tp {self.world_size} ep {self.ep_degree}"
-
-    @property
-    def vision_name(self) -> str:
-        """What a vision graph depends on."""
-        return f"vision tp {self.vision_tp} x dp {self.vision_dp}"
 
 
 @contextmanager
@@ -48,6 +45,7 @@ def fake_rank(layout: Layout, rank: int) -> Iterator[dict[str, Any]]:
         Process groups of this rank by role.
     """
     from torch.testing._internal.distributed.fake_pg import FakeStore
+    from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
     from vllm.distributed.parallel_state import get_tp_group
     from vllm_neuron.parallel import neuron_parallel_state as state
 
@@ -56,20 +54,25 @@ def fake_rank(layout: Layout, rank: int) -> Iterator[dict[str, Any]]:
     def fake_group(*arguments: Any, **keywords: Any) -> Any:
         return make_group(*arguments, **{**keywords, "backend": "fake"})
 
+    grouped = mock.patch.object(dist, "new_group", fake_group)
+    # Where vLLM's C library is loaded, its groups meet in shared memory, where nobody would come.
+    apart = mock.patch.object(
+        CpuCommunicator, "_all_group_ranks_share_shm_group_name", lambda self: False
+    )
     dist.init_process_group("fake", rank=rank, world_size=layout.world_size, store=FakeStore())
-    dist.new_group = fake_group
     try:
-        state.init_neuron_distributed_environment(
-            world_size=layout.world_size,
-            rank=rank,
-            local_rank=rank,
-            distributed_init_method="",
-            backend="fake",
-            tensor_parallel_size=layout.world_size,
-            ep_degree=layout.ep_degree,
-            vision_tp_size=layout.vision_tp,
-            vision_dp_size=layout.vision_dp,
-        )
+        with grouped, apart:
+            state.init_neuron_distributed_environment(
+                world_size=layout.world_size,
+                rank=rank,
+                local_rank=rank,
+                distributed_init_method="",
+                backend="fake",
+                tensor_parallel_size=layout.world_size,
+                ep_degree=layout.ep_degree,
+                vision_tp_size=layout.vision_tp,
+                vision_dp_size=layout.vision_dp,
+            )
         coordinators = {
             "tp": get_tp_group(),
             "vision_tp": state.get_neuron_vision_tp_group(),
@@ -80,7 +83,6 @@ def fake_rank(layout: Layout, rank: int) -> Iterator[dict[str, Any]]:
         yield {role: group for role, group in coordinators.items() if group is not None}
     finally:
         state.destroy_neuron_distributed_environment()
-        dist.new_group = make_group
         if dist.is_initialized():
             dist.destroy_process_group()
 

@@ -3,11 +3,36 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 SEVERITIES = ("error", "warning", "note")
+
+CODES = {
+    "float64": "VG601",
+    "complex": "VG602",
+    "dynamic-shape": "VG603",
+    "custom-call": "VG604",
+    "control-flow": "VG605",
+    "random": "VG606",
+    "sort": "VG607",
+    "linear-algebra": "VG608",
+    "dynamic-slice": "VG609",
+    "rank-5-permute": "VG610",
+    "gather-of-elements": "VG611",
+    "scatter-of-elements": "VG612",
+    "gather-of-rows": "VG613",
+    "scalar-from-tensor": "VG614",
+    "value-dependent-branch": "VG615",
+    "value-dependent-shape": "VG616",
+    "no-lowering": "VG617",
+    "export": "VG618",
+    "cache-by-copy": "VG619",
+    "specialised-layer": "VG620",
+}
+"""Code of every rule, with a page in `vlmgen/explain`; the first thirteen are in `denied.yaml`."""
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
 
@@ -37,7 +62,7 @@ class Finding:
     """One thing that a device compiler would not take, or would take badly.
 
     Args:
-        rule: Name of the rule in `denied.yaml`, or of the step that failed.
+        rule: Name of the rule, one of `CODES`.
         severity: `error`, `warning` or `note`.
         graph: Name of the graph.
         message: What was found.
@@ -58,17 +83,28 @@ class Finding:
     inside: str = ""
     count: int = 1
 
+    @property
+    def code(self) -> str:
+        """Stable code of the rule."""
+        return CODES[self.rule]
+
     def __str__(self) -> str:
         inside = f" (inside {self.inside})" if self.inside else ""
         times = f" x{self.count}" if self.count > 1 else ""
         return (
-            f"{self.place}: {self.severity} {self.rule}: {self.message}{inside}{times} "
+            f"{self.place}: {self.severity} {self.code} {self.rule}: {self.message}{inside}{times} "
             f"[{self.graph}] ({self.why}) -> {self.legal}"
         )
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return asdict(self)
+        return {"code": self.code, **asdict(self)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Finding:
+        """Back from JSON."""
+        fields = {name: value for name, value in data.items() if name != "code"}
+        return cls(**{**fields, "place": Place(**data["place"])})
 
 
 def frames_of(trace: str) -> list[Place]:

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -162,7 +162,6 @@ def compile_calls(
     *,
     offline: bool = False,
     emit: Path | None = None,
-    progress: Callable[[str], None] = lambda message: None,
 ) -> Iterator[NeuronResult]:
     """Every graph through `neuronx-cc`.
 
@@ -171,14 +170,12 @@ def compile_calls(
         cache: Keeps the compiled graphs.
         offline: Use the cache alone.
         emit: Folder for the HLO modules and the compiled graphs; None keeps them in the cache.
-        progress: Called with what is being done.
     """
     from vlmgen.compile.lower import export, lower
 
     version = Command((COMPILER, "--version"), {}).run().stdout.strip()
     for call in calls:
         name = call.graph.name
-        progress(f"{name} for {platform()}")
         lowered = lower(export(call))
         module = lowered.compiler_ir("hlo").as_serialized_hlo_module_proto()
         with tempfile.TemporaryDirectory(prefix="vlmgen-neuron-") as temporary:

@@ -184,10 +184,11 @@ def _census(graphs: Sequence[GraphReport]) -> str:
 
 
 def _findings(report: CompileReport) -> str:
-    head = ("severity", "rule", "line", "code", "what", "graphs", "why", "legal")
+    head = ("severity", "code", "rule", "line", "code", "what", "graphs", "why", "legal")
     rows = [
         [
             finding.severity,
+            finding.code,
             finding.rule,
             str(finding.place),
             finding.place.code,
@@ -208,8 +209,8 @@ def _ranks(report: CompileReport) -> str:
             own.layout.name,
             own.graph.name,
             ", ".join(f"{c.count} {c.kind} of {c.bytes:,} B" for c in own.collectives),
-            f"{own.flops:.4g}",
-            f"{own.weights / 2**20:,.2f} MiB",
+            f"{own.cost.flops:.4g}",
+            f"{own.cost.weights / 2**20:,.2f} MiB",
             f"{own.difference:.1e}",
             "ok" if own.passed else "FAIL",
         ]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +30,7 @@ from vlmgen.compile.lower import export, lower
 from vlmgen.compile.sizes import sizes_of_checkpoint
 from vlmgen.errors import UsageError
 from vlmgen.serve.settings import settings_for
+from vlmgen.terminal import SILENT, Steps
 from vlmgen.validate.package import load_factory, load_package_spec
 from vlmgen.weights.published import published_family
 
@@ -108,7 +109,7 @@ def compile_published(
     name: str,
     *,
     whole: bool = False,
-    progress: Callable[[str], None] = lambda message: None,
+    steps: Steps = SILENT,
 ) -> list[PublishedReport]:
     """Lower and compile one graph of each kind of a published checkpoint, the largest buckets.
 
@@ -116,7 +117,7 @@ def compile_published(
         package: Folder of the package.
         name: The checkpoint, one of :func:`names_of`.
         whole: Compile every layer.
-        progress: Called with what is being done.
+        steps: Shows how far it is.
 
     Raises:
         UsageError: Its layers repeat in a way that only the whole depth shows.
@@ -140,14 +141,16 @@ def compile_published(
         parts = [None] if whole else [0, 1]
         measured: dict[str, list[_Measured]] = {kind: [] for kind in KINDS}
         kept: list[dict[str, list[tuple[int, int]]]] = []
+        steps.begin(name, len(parts) * len(KINDS))
         for more in parts:
             with _cut(factory, more) as (own, depth):
                 recorder = CallRecorder(own, folder, deployment, DTYPE)
             kept.append(depth)
             for kind in KINDS:
                 graph = max(graph for graph in recorder.calls if graph.kind == kind)
-                progress(f"{name} {graph.name}")
+                steps.say(f"{name} {graph.name}")
                 measured[kind].append(_measure(recorder.calls[graph], package))
+                steps.done()
         reports = []
         for kind in KINDS:
             first, *deeper = measured[kind]

@@ -10,25 +10,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from vlmgen.check.parallel import text_split, vision_splits
-from vlmgen.compile import torchax_import
+from vlmgen.compile import artifacts, torchax_import, xla_cpu
+from vlmgen.compile.build import GraphBuilder, executable_key
 from vlmgen.compile.calls import Call, CallRecorder
 from vlmgen.compile.census import census, denied, operators_of
 from vlmgen.compile.collectives import AXIS, Collectives, Groups, counted, differing_slices
 from vlmgen.compile.fake_ranks import Layout, fake_rank, members
-from vlmgen.compile.findings import Finding, Sources
+from vlmgen.compile.findings import Finding
 from vlmgen.compile.graphs import Deployment, Graph
 from vlmgen.compile.interface import Interface
 from vlmgen.compile.lower import Program, abstract, export, jax_function
 from vlmgen.compile.verify import LIMIT, RealCall
-from vlmgen.compile.xla_cpu import FLAGS, to_torch
 from vlmgen.errors import UsageError
 from vlmgen.validate.compare import relative_error
 
@@ -48,21 +47,19 @@ class RankReport:
         collectives: In one step of one rank.
         operators: Census of one rank's StableHLO.
         findings: Of the deny-list.
-        flops: By XLA, of one rank.
-        temporary: Peak bytes of intermediate values, of one rank.
-        weights: Bytes of the weights of one rank.
+        cost: XLA's account of one rank.
+        cached: The program came from the cache.
         seconds: For everything.
     """
 
     layout: Layout
     graph: Graph
     difference: float
-    collectives: list[Collectives] = field(default_factory=list)
-    operators: dict[str, int] = field(default_factory=dict)
-    findings: list[Finding] = field(default_factory=list)
-    flops: float = 0.0
-    temporary: int = 0
-    weights: int = 0
+    collectives: list[Collectives]
+    operators: dict[str, int]
+    findings: list[Finding]
+    cost: xla_cpu.Cost
+    cached: bool = False
     seconds: float = 0.0
 
     def problems(self) -> Iterator[str]:
@@ -91,9 +88,8 @@ class RankReport:
             "collectives": [one.to_dict() for one in self.collectives],
             "operators": self.operators,
             "findings": [finding.to_dict() for finding in self.findings],
-            "flops": self.flops,
-            "temporary": self.temporary,
-            "weights": self.weights,
+            "cost": self.cost.to_dict(),
+            "cached": self.cached,
             "seconds": round(self.seconds, 3),
         }
 
@@ -125,7 +121,7 @@ class RankRuns:
 
     Args:
         factory: The package's factory class.
-        package: Its folder.
+        builder: Knows the package and the cache.
         checkpoint: The checkpoint.
         deployment: Buckets and sizes.
         dtype: As of the run on one rank.
@@ -134,14 +130,13 @@ class RankRuns:
     def __init__(
         self,
         factory: Any,
-        package: Path,
+        builder: GraphBuilder,
         checkpoint: Path,
         deployment: Deployment,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        self._factory, self._checkpoint = factory, checkpoint
+        self._factory, self._builder, self._checkpoint = factory, builder, checkpoint
         self._deployment, self._dtype = deployment, dtype
-        self._sources = Sources(package)
         self._known: dict[tuple[str, Graph], RankReport] = {}
 
     def run(
@@ -152,89 +147,155 @@ class RankRuns:
         Args:
             layout: The split.
             singles: Per graph, its interface and real call on one rank.
+
+        Raises:
+            CacheMissError: A program is not in the cache, and only that may be used.
         """
-        calls: list[dict[Graph, Call]] = []
+        parts = {graph: layout.part(graph.kind) for graph, _, _ in singles}
+        new = [graph for graph in parts if (parts[graph], graph) not in self._known]
+        started = time.perf_counter()
+        split = self._split(layout, new) if new else None
+        each = (time.perf_counter() - started) / max(len(new), 1)
+        for graph, interface, real in singles:
+            key = parts[graph], graph
+            if split is not None and key not in self._known:
+                self._known[key] = self._one(split, graph, interface, real)
+                self._known[key].seconds += each
+            yield replace(self._known[key], layout=layout)
+
+    def _split(self, layout: Layout, graphs: Sequence[Graph]) -> _Split:
+        """Every rank's model, one after another, and the programs that are not in the cache."""
+        split = _Split(layout)
         partitions: dict[str, list[list[int]]] = {}
-        parts = {g: layout.vision_name if g.kind == "vision" else layout.text_name
-                 for g, _, _ in singles}  # fmt: skip
-        programs: dict[Graph, list[Program]] = {
-            graph: [] for graph in parts if (parts[graph], graph) not in self._known
-        }
-        names: dict[str, str] = {}
+        roles: dict[str, str] = {}
         for rank in range(layout.world_size):
             with fake_rank(layout, rank) as groups:
                 vision = {"tp_size": layout.vision_tp, "dp_size": layout.vision_dp}
                 recorder = CallRecorder(
                     self._factory, self._checkpoint, self._deployment, self._dtype, vision
                 )
-                calls.append(recorder.calls)
+                split.calls.append(recorder.calls)
                 for name, (role, ranks) in members(groups).items():
                     if rank == 0:
-                        names[name] = role
+                        roles[name] = role
                     if ranks not in partitions.setdefault(role, []):
                         partitions[role].append(ranks)
-                for graph in programs:
+                for graph in graphs:
+                    call = recorder.calls[graph]
+                    if rank == 0:
+                        self._look_up(split, call)
                     # Ranks of one copy of the tower have the same program.
-                    if rank == 0 or (graph.kind == "vision" and rank % layout.vision_tp == 0):
-                        programs[graph].append(export(recorder.calls[graph]))
-        known = {name: partitions[role] for name, role in names.items()}
-        for graph, interface, real in singles:
-            part = parts[graph]
-            if (part, graph) not in self._known:
-                self._known[part, graph] = self._one(
-                    layout, graph, interface, real, programs[graph], calls, known
-                )
-            yield replace(self._known[part, graph], layout=layout)
+                    own = rank == 0 or (graph.kind == "vision" and rank % layout.vision_tp == 0)
+                    if own and split.stored[graph] is None:
+                        split.programs.setdefault(graph, []).append(export(call))
+        split.partitions = {name: partitions[role] for name, role in roles.items()}
+        return split
 
-    def _one(
-        self,
-        layout: Layout,
-        graph: Graph,
-        single: Interface,
-        real: RealCall,
-        programs: Sequence[Program],
-        calls: Sequence[dict[Graph, Call]],
-        partitions: dict[str, list[list[int]]],
-    ) -> RankReport:
+    def _look_up(self, split: _Split, call: Call) -> None:
+        """Take the program of a call's graph from the cache, if it is there."""
+        graph, layout, cache = call.graph, split.layout, self._builder.cache
+        name = f"{layout.world_size} ranks, {layout.part(graph.kind)}"
+        key = split.keys[graph] = self._builder.request_key(call, name)
+        split.stored[graph] = None
+        request = cache.get("requests", key)
+        program = None if request is None else cache.get("programs", request[0]["artifact"])
+        if request is None or program is None:
+            self._builder.missed(f"{graph.name} on {layout.name}")
+            return
+        split.stored[graph] = {**program[0], **request[0]}, program[1]
+        cache.statistics.hits += 1
+
+    def _one(self, split: _Split, graph: Graph, single: Interface, real: RealCall) -> RankReport:
         started = time.perf_counter()
-        jax = torchax_import.load().jax
-        program, *others = programs
+        layout, stored = split.layout, split.stored[graph]
+        record, payload = stored or self._compiled(split, graph)
+        interface = Interface.from_dict(record["interface"])
+        values = [
+            _values(single, real, interface, own[graph], rank, layout)
+            for rank, own in enumerate(split.calls)
+        ]
+        executable = xla_cpu.deserialized(payload, layout.world_size)
+        results = xla_cpu.run_on_ranks(executable, values, AXIS)
+        return RankReport(
+            layout,
+            graph,
+            _worst(results, real, single, interface),
+            [Collectives(**own) for own in record["collectives"]],
+            record["operators"],
+            [Finding.from_dict({**own, "graph": graph.name}) for own in record["findings"]],
+            xla_cpu.Cost(**record["cost"]),
+            stored is not None,
+            time.perf_counter() - started,
+        )
+
+    def _compiled(self, split: _Split, graph: Graph) -> tuple[dict[str, Any], bytes]:
+        """Lower and compile the one program of all ranks, and keep it."""
+        layout = split.layout
+        program, *others = split.programs[graph]
         starts = differing_slices(program.nodes, [other.nodes for other in others])
         per_rank = {
             number: [own[rank // layout.vision_tp] for rank in range(layout.world_size)]
             for number, own in starts.items()
         }
-        groups = Groups(layout.world_size, partitions, per_rank)
-        interface = program.interface
-        mesh = jax.sharding.Mesh(np.array(jax.devices()[: layout.world_size]), (AXIS,))
-        function = _on_ranks(jax_function(program, groups), interface)
-        part = jax.sharding.PartitionSpec(AXIS)
-        mapped = jax.shard_map(function, mesh=mesh, in_specs=part, out_specs=part, check_vma=False)
-        jitted = jax.jit(mapped, keep_unused=True, donate_argnums=interface.donated)
-        shapes = [_joined_shape(one, layout.world_size) for one in abstract(interface)]
-        lowered = jitted.lower(*shapes)
+        groups = Groups(layout.world_size, split.partitions, per_rank)
+        lowered = _lowered(program, groups)
         operators = operators_of(lowered)
-        compiled = lowered.compile(FLAGS)
-        values = [
-            _values(single, real, interface, own[graph], rank, layout)
-            for rank, own in enumerate(calls)
+        # The slice of a rank is at a place of its own because all ranks share one program here.
+        package_own = [
+            one for one in operators if not (one.name == "dynamic_slice" and one.node in starts)
         ]
-        joined = [_joined([own[index] for own in values]) for index in range(len(values[0]))]
-        results = [to_torch(result) for result in compiled(*joined)]
-        difference = _worst(results, real, single, interface, layout)
-        analysis, memory = compiled.cost_analysis(), compiled.memory_analysis()
-        return RankReport(
-            layout,
-            graph,
-            difference,
-            counted(operators),
-            census(operators),
-            [f for f in denied(operators, program, self._sources) if f.rule != "dynamic-slice"],
-            float(analysis.get("flops", 0.0)),
-            int(memory.temp_size_in_bytes),
-            interface.bytes_of("weight"),
-            time.perf_counter() - started,
-        )
+        request = {
+            "program": artifacts.digest(lowered.as_text()),
+            "interface": program.interface.to_dict(),
+            "collectives": [asdict(own) for own in counted(operators)],
+            "operators": census(operators),
+            "findings": [
+                finding.to_dict() for finding in denied(package_own, program, self._builder.sources)
+            ],
+        }
+        request["artifact"] = executable_key(request["program"])
+        cache = self._builder.cache
+        known = cache.get("programs", request["artifact"])
+        if known is None:
+            executable = xla_cpu.compile_lowered(lowered)
+            cost = {"cost": asdict(xla_cpu.cost_of(program.interface, executable))}
+            known = cost, xla_cpu.serialized(executable)
+            cache.put("programs", request["artifact"], *known)
+        cache.put("requests", split.keys[graph], request)
+        return {**known[0], **request}, known[1]
+
+
+@dataclass
+class _Split:
+    """A model on the ranks of one layout.
+
+    Args:
+        layout: The split.
+        calls: Per rank, its warm-up calls.
+        keys: Per graph, the name of its program in the cache.
+        stored: Per graph, record and executable from the cache, or None.
+        programs: Per graph that is not in the cache, what differs between ranks exported.
+        partitions: Name of a process group -> the partition of all ranks into such groups.
+    """
+
+    layout: Layout
+    calls: list[dict[Graph, Call]] = field(default_factory=list)
+    keys: dict[Graph, str] = field(default_factory=dict)
+    stored: dict[Graph, tuple[dict[str, Any], bytes] | None] = field(default_factory=dict)
+    programs: dict[Graph, list[Program]] = field(default_factory=dict)
+    partitions: dict[str, list[list[int]]] = field(default_factory=dict)
+
+
+def _lowered(program: Program, groups: Groups) -> Any:
+    """StableHLO of a program on all ranks, each tensor joined along its first dimension."""
+    jax = torchax_import.load().jax
+    interface = program.interface
+    mesh = xla_cpu.mesh(groups.world_size, AXIS)
+    function = _on_ranks(jax_function(program, groups), interface)
+    part = jax.sharding.PartitionSpec(AXIS)
+    mapped = jax.shard_map(function, mesh=mesh, in_specs=part, out_specs=part, check_vma=False)
+    jitted = jax.jit(mapped, keep_unused=True, donate_argnums=interface.donated)
+    return jitted.lower(*(_joined_shape(one, groups.world_size) for one in abstract(interface)))
 
 
 def _on_ranks(function: Any, interface: Interface) -> Any:
@@ -252,11 +313,6 @@ def _joined_shape(shape: Any, ranks: int) -> Any:
     jax = torchax_import.load().jax
     first, *rest = shape.shape or (1,)
     return jax.ShapeDtypeStruct((first * ranks, *rest), shape.dtype)
-
-
-def _joined(values: Sequence[torch.Tensor]) -> np.ndarray[Any, Any]:
-    arrays = [np.array(value.detach().numpy()) for value in values]
-    return np.concatenate([array.reshape(1) if not array.shape else array for array in arrays])
 
 
 def _values(
@@ -299,13 +355,19 @@ def _padded(value: torch.Tensor, shaped: torch.Tensor) -> torch.Tensor:
 
 
 def _worst(
-    results: Sequence[torch.Tensor],
+    results: Sequence[Sequence[torch.Tensor]],
     real: RealCall,
     single: Interface,
     interface: Interface,
-    layout: Layout,
 ) -> float:
-    """Largest relative difference of any rank's result from one rank's."""
+    """Largest relative difference of any rank's result from one rank's.
+
+    Args:
+        results: Per result, every rank's.
+        real: The call on one rank.
+        single: Its program's interface.
+        interface: That of a rank's program.
+    """
     targets = [interface.changed_outputs[index] for index in interface.kept_outputs]
     wanted = {}
     for index, value in zip(single.kept_outputs, real.results, strict=True):
@@ -315,10 +377,10 @@ def _worst(
     for target, result in zip(targets, results, strict=True):
         argument = None if target is None else interface.arguments[target]
         expected = wanted["" if argument is None else argument.name]
-        for rank, own in enumerate(result.chunk(layout.world_size)):
+        for rank, own in enumerate(result):
             theirs = expected
             if argument is not None and argument.leaf is None:
-                theirs = _share(expected, own.shape[1], rank, layout.world_size)
+                theirs = _share(expected, own.shape[1], rank, len(result))
             elif argument is not None:
                 # The last block takes padding rows, of which data parallelism has more.
                 own, theirs = own[:-1], theirs[:-1]

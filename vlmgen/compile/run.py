@@ -6,7 +6,7 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,13 +25,13 @@ from vlmgen.compile.sizes import sizes_of_checkpoint
 from vlmgen.compile.verify import RealCall, Verifier
 from vlmgen.compile.workers import fill_cache
 from vlmgen.errors import UsageError
+from vlmgen.files import replace_file
 from vlmgen.serve.settings import read_json, settings_for
 from vlmgen.standin.ranks import one_rank
+from vlmgen.terminal import SILENT, Steps
 from vlmgen.validate.package import load_factory, load_package_spec
 from vlmgen.validate.reference import Reference
 from vlmgen.validate.run import parallel_state_exists
-
-Progress = Callable[[str], None]
 
 DTYPE = torch.float32
 """In which results are compared with the references."""
@@ -143,7 +143,7 @@ def compile_package(
     verify: bool = True,
     world_sizes: Sequence[int] = (),
     workers: int = 1,
-    progress: Progress | None = None,
+    steps: Steps = SILENT,
 ) -> CompileReport:
     """Export, lower, compile and run every graph of a package, and compare the results.
 
@@ -158,7 +158,7 @@ def compile_package(
         verify: Run every graph and compare it with the eager package and Hugging Face.
         world_sizes: Also run the graphs on every legal split of so many ranks; needs `verify`.
         workers: Processes that compile what is not in the cache.
-        progress: Called with what is being done.
+        steps: Shows how far it is.
 
     Raises:
         CacheMissError: Something is not in the cache, and only that may be used.
@@ -166,7 +166,6 @@ def compile_package(
     """
     if world_sizes and not verify:
         raise UsageError("ranks are compared with one rank, which must be run for that")
-    progress = progress or (lambda message: None)
     deployment = deployment or deployment_for(package, checkpoint)
     spec = load_package_spec(package)
     text, vision = sizes_of_checkpoint(spec, read_json(checkpoint / "config.json"))
@@ -175,40 +174,43 @@ def compile_package(
         stack.enter_context(one_thread())
         if not parallel_state_exists():
             stack.enter_context(one_rank())
-        progress("loading the checkpoint")
+        steps.say("loading the checkpoint")
         recorder = CallRecorder(load_factory(package), checkpoint, deployment, DTYPE)
         verifier = Verifier(recorder, Reference(checkpoint, spec)) if verify else None
         builder = GraphBuilder(package, cache, offline=offline, emit=emit)
         calls = [call for graph, call in recorder.calls.items() if not only or graph in only]
         missing = [call.graph for call in calls if builder.cached(call) is None]
         if workers > 1 and len(missing) > 1 and not offline:
-            fill_cache(package, checkpoint, deployment, missing, cache, workers, progress)
+            fill_cache(package, checkpoint, deployment, missing, cache, workers, steps)
             cache.statistics.misses += len(missing)
             cache.statistics.hits -= len(missing)  # they are found when it is their turn
         singles = []
-        for call in estimated(calls, progress):
+        steps.begin("graphs", len(calls))
+        for call in calls:
             graph = call.graph
+            steps.say(graph.name)
             own = GraphReport(graph, deployment.why(graph), builder.build(call))
             own.count = analytic.count(text, vision, deployment, graph)
             if verifier is not None and own.built.executable is not None:
                 real = _verify(own, verifier)
                 singles.append((graph, own.built.interface, real))
             report.graphs.append(own)
+            steps.done()
     layouts = [
         layout for world_size in world_sizes for layout in legal_layouts(text, vision, world_size)
     ]
     with one_thread():
-        runs = RankRuns(load_factory(package), package, checkpoint, deployment, DTYPE)
+        runs = RankRuns(load_factory(package), builder, checkpoint, deployment, DTYPE)
+        steps.begin("ranks", len(layouts))
         for layout in layouts:
-            progress(layout.name)
+            steps.say(layout.name)
             report.ranks += runs.run(layout, _largest(singles))
+            steps.done()
     report.hits, report.misses = cache.statistics.hits, cache.statistics.misses
     if emit is not None:
-        from vlmgen.compile.report import write_text
-
         for own in report.graphs:
-            text_of = json.dumps(own.to_dict(), indent=2) + "\n"
-            write_text(emit / f"{own.graph.name}.json", text_of)
+            record = json.dumps(own.to_dict(), indent=2) + "\n"
+            replace_file(emit / f"{own.graph.name}.json", record.encode(), parents=True)
     return report
 
 
@@ -221,7 +223,7 @@ def compile_for_neuron(
     cache: ArtifactCache,
     offline: bool = False,
     emit: Path | None = None,
-    progress: Progress | None = None,
+    steps: Steps = SILENT,
 ) -> list[neuron.NeuronResult]:
     """Every graph through the Neuron compiler that is installed; arguments as above.
 
@@ -237,10 +239,12 @@ def compile_for_neuron(
         with shapes_only(load_factory(package)) as factory:
             recorder = CallRecorder(factory, checkpoint, deployment, None)
         calls = [call for graph, call in recorder.calls.items() if not only or graph in only]
-        found = neuron.compile_calls(
-            calls, cache, offline=offline, emit=emit, progress=progress or (lambda message: None)
-        )
-        return list(found)
+        steps.begin(f"graphs for {neuron.platform()}", len(calls))
+        results = []
+        for result in neuron.compile_calls(calls, cache, offline=offline, emit=emit):
+            results.append(result)
+            steps.done()
+        return results
 
 
 def _largest(singles: Sequence[Any]) -> list[Any]:
@@ -256,18 +260,6 @@ def _verify(own: GraphReport, verifier: Verifier) -> RealCall:
     own.difference = verifier.difference(real, results)
     own.run_seconds = time.perf_counter() - started
     return real
-
-
-def estimated(calls: Sequence[Any], progress: Progress) -> Iterator[Any]:
-    """Go through calls, telling how many are done and how long the rest may take."""
-    started = time.perf_counter()
-    for index, call in enumerate(calls):
-        left = ""
-        if index:
-            each = (time.perf_counter() - started) / index
-            left = f", about {each * (len(calls) - index):.0f} s left"
-        progress(f"{call.graph.name} ({index + 1} of {len(calls)}{left})")
-        yield call
 
 
 @contextmanager

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 from vlmgen.compile.artifacts import ArtifactCache
 from vlmgen.compile.graphs import Deployment, Graph
+from vlmgen.terminal import Steps
 
 
 def fill_cache(
@@ -19,7 +19,7 @@ def fill_cache(
     graphs: Sequence[Graph],
     cache: ArtifactCache,
     workers: int,
-    progress: Callable[[str], None],
+    steps: Steps,
 ) -> None:
     """Compile graphs into the cache; what cannot be compiled is left for the caller to find.
 
@@ -30,19 +30,18 @@ def fill_cache(
         graphs: What is missing.
         cache: Where it goes.
         workers: Processes.
-        progress: Called with what is done and how long the rest may take.
+        steps: Shows how far it is.
     """
-    started = time.perf_counter()
+    steps.begin(f"in {min(workers, len(graphs))} processes", len(graphs))
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(workers, len(graphs)), mp_context=context) as pool:
         arguments = (package, checkpoint, deployment)
         folders = (cache.local, cache.shared)
         # One graph per task; a process keeps the package it has loaded.
-        tasks = {pool.submit(_compile, *arguments, graph, *folders): graph for graph in graphs}
-        for done, task in enumerate(as_completed(tasks), 1):
+        tasks = [pool.submit(_compile, *arguments, graph, *folders) for graph in graphs]
+        for task in as_completed(tasks):
             task.result()
-            left = (time.perf_counter() - started) / done * (len(graphs) - done)
-            progress(f"{tasks[task].name} ({done} of {len(graphs)}, about {left:.0f} s left)")
+            steps.done()
 
 
 _LOADED: dict[tuple[Path, Path, Deployment], object] = {}

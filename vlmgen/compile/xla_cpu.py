@@ -133,3 +133,37 @@ def run(executable: Any, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Run an executable of one rank once; its results in order."""
     results = executable.execute_sharded([to_jax(value) for value in values])
     return [to_torch(result[0]) for result in results.disassemble_into_single_device_arrays()]
+
+
+def mesh(ranks: int, axis: str) -> Any:
+    """The first devices as a mesh of one axis."""
+    jax = torchax_import.load().jax
+    return jax.sharding.Mesh(np.array(jax.devices()[:ranks]), (axis,))
+
+
+def run_on_ranks(
+    executable: Any, values: Sequence[Sequence[torch.Tensor]], axis: str
+) -> list[list[torch.Tensor]]:
+    """Run an executable of several ranks once.
+
+    Args:
+        executable: Its arguments are those of all ranks, joined along the first dimension.
+        values: Per rank, its arguments; a scalar is joined as a vector.
+        axis: Name of the mesh's axis.
+
+    Returns:
+        Per result, every rank's.
+    """
+    jax = torchax_import.load().jax
+    sharding = jax.sharding.NamedSharding(mesh(len(values), axis), jax.sharding.PartitionSpec(axis))
+    joined = [
+        torch.cat([value.reshape(1) if not value.shape else value for value in of_ranks])
+        for of_ranks in zip(*values, strict=True)
+    ]
+    results = executable.execute_sharded(
+        [jax.device_put(to_jax(value), sharding) for value in joined]
+    )
+    return [
+        [to_torch(own) for own in of_ranks]
+        for of_ranks in results.disassemble_into_single_device_arrays()
+    ]

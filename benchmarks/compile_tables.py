@@ -1,0 +1,301 @@
+"""What `vlmgen compile` gives for every family, for ranks, and for every published checkpoint.
+
+    python benchmarks/compile_tables.py families [NAME...]    every graph of every family, run
+    python benchmarks/compile_tables.py ranks [NAME...]       on 2, 4 and 8 ranks, where legal
+    python benchmarks/compile_tables.py published [NAME...]   published sizes, some layers
+    python benchmarks/compile_tables.py whole [NAME...]       published sizes, every layer
+    python benchmarks/compile_tables.py write                 the tables of docs/compile.md
+
+Figures are kept in specs/results/compile/, a file per table, entry by entry, so that a run that is
+ended keeps what it has. A program of whole depth gets ten minutes and 24 GiB of this machine's
+memory; where that is too little, the entry says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from package import ROOT
+
+from vlmgen.files import replace_file
+
+STORE = ROOT / "specs" / "results" / "compile"
+PAGE = ROOT / "docs" / "compile.md"
+FAMILIES = sorted(path.stem for path in (ROOT / "specs").glob("*.yaml"))
+WORLD_SIZES = (2, 4, 8)
+WHOLE_SECONDS, WHOLE_BYTES = 600, 24 * 2**30
+KINDS = ("vision", "prefill", "decode")
+
+
+def main() -> None:
+    """Measure, or write the tables."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("table", choices=(*MEASURES, "write"))
+    parser.add_argument("names", nargs="*", help="some of them; none for all")
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.table == "write":
+        page = PAGE.read_text(encoding="utf-8")
+        for name in TABLES:
+            page = written(page, name)
+        replace_file(PAGE, page.encode())
+        return
+    known = FAMILIES if arguments.table in ("families", "ranks") else list(checkpoints())
+    for name in arguments.names or known:
+        if arguments.table == "whole" and not arguments.here:
+            entry = whole_apart(name)
+        else:
+            started = time.perf_counter()
+            entry = MEASURES[arguments.table](name)
+            entry["seconds"] = round(time.perf_counter() - started, 1)
+        if arguments.here:
+            print(json.dumps(entry))
+        else:
+            store(arguments.table, name, entry)
+            print(name, f"{entry.get('seconds', 0):.0f} s", *entry["problems"], flush=True)
+
+
+def checkpoints() -> dict[str, str]:
+    """Name of every published checkpoint -> its family."""
+    from vlmgen.weights.published import published_family
+
+    return {name: family for family in FAMILIES for name in published_family(family).checkpoints}
+
+
+# ------------------------------------------------------------------------------------- measuring
+
+
+def compiled(family: str, world_sizes: Sequence[int], **tiny: Any) -> dict[str, Any]:
+    """`vlmgen compile` of a tiny checkpoint; with ranks, one small graph of each kind."""
+    from vlmgen.compile import run
+    from vlmgen.compile.artifacts import ArtifactCache
+    from vlmgen.compile.graphs import Deployment
+    from vlmgen.tiny.build import build_tiny
+
+    run.set_up_process()
+    small = Deployment(256, 32, (256,), (2,), (512,), 256) if world_sizes else None
+    with tempfile.TemporaryDirectory(prefix="vlmgen-tables-") as name:
+        checkpoint = build_tiny(ROOT / "specs" / f"{family}.yaml", Path(name) / "tiny", **tiny)
+        cache = ArtifactCache(Path(name) / "cache")
+        package = ROOT / "generated" / family
+        return run.compile_package(
+            package, checkpoint, small, cache=cache, world_sizes=world_sizes
+        ).to_dict() | {"checkpoint": ""}
+
+
+def family_entry(family: str) -> dict[str, Any]:
+    """Every graph of the deployment that `vlmgen serve` starts."""
+    report = compiled(family, ())
+    graphs = report["graphs"]
+    findings = {
+        (f["severity"], f["code"], f["place"]["path"], f["place"]["line"], f["inside"])
+        for graph in graphs
+        for f in graph["findings"]
+    }
+    return {
+        "graphs": len(graphs),
+        "flops": {k: sum(g["cost"]["flops"] for g in graphs if g["kind"] == k) for k in KINDS},
+        "spec": {k: sum(g["analytic"]["total"] for g in graphs if g["kind"] == k) for k in KINDS},
+        "eager": max(g["difference"]["eager"] for g in graphs),
+        "hugging_face": max(g["difference"]["hugging_face"] for g in graphs),
+        "findings": dict(Counter(severity for severity, *_ in findings)),
+        "problems": [problem for graph in graphs for problem in graph["problems"]],
+    }
+
+
+def rank_entry(family: str) -> dict[str, Any]:
+    """Every legal split of every number of ranks."""
+    from vlmgen.compile.ranks import legal_layouts
+    from vlmgen.compile.sizes import sizes_of_checkpoint
+    from vlmgen.errors import UsageError
+    from vlmgen.spec.load import load_spec
+    from vlmgen.tiny.build import build_tiny
+
+    spec = load_spec(ROOT / "specs" / f"{family}.yaml")
+    legal, illegal = [], {}
+    with tempfile.TemporaryDirectory(prefix="vlmgen-tables-") as name:
+        checkpoint = build_tiny(spec, Path(name) / "tiny", seed=3, parallel=True)
+        config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    for world_size in WORLD_SIZES:
+        try:
+            if legal_layouts(*sizes_of_checkpoint(spec, config), world_size):
+                legal.append(world_size)
+        except UsageError as error:
+            illegal[str(world_size)] = str(error)
+    report = compiled(family, legal, seed=3, parallel=True)
+    ranks = report["ranks"]
+    last = ranks[-1]["layout"]
+    return {
+        "layouts": list(dict.fromkeys(own["layout"] for own in ranks)),
+        "illegal": illegal,
+        "programs": len(ranks),
+        "difference": max(own["difference"] for own in ranks),
+        "largest": {
+            own["graph"].partition("-")[0]: own["collectives"]
+            for own in ranks
+            if own["layout"] == last
+        },
+        "problems": [
+            f"{own['layout']} {own['graph']}" for own in ranks if not own["passed"]
+        ] + [problem for graph in report["graphs"] for problem in graph["problems"]],
+    }  # fmt: skip
+
+
+def published_entry(name: str, whole: bool = False) -> dict[str, Any]:
+    """One graph of each kind from sizes alone."""
+    from vlmgen.compile.published import compile_published
+    from vlmgen.compile.run import set_up_process
+
+    set_up_process()
+    reports = compile_published(ROOT / "generated" / checkpoints()[name], name, whole=whole)
+    return {
+        "graphs": {
+            own.graph.kind: {
+                "graph": own.graph.name,
+                "layers": own.layers,
+                "flops": own.flops,
+                "spec": own.analytic,
+                "weights": own.weights,
+                "caches": own.caches,
+                "temporary": own.temporary,
+                "seconds": round(own.seconds, 1),
+            }
+            for own in reports
+        },
+        "problems": [f"{own.graph.name}: {own.problem}" for own in reports if own.problem],
+    }
+
+
+def whole_apart(name: str) -> dict[str, Any]:
+    """Every layer, in a process that may be ended."""
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (WHOLE_BYTES, WHOLE_BYTES))
+
+    command = [sys.executable, __file__, "whole", name, "--here"]
+    started = time.perf_counter()
+    try:
+        result = subprocess.run(
+            command, capture_output=True, text=True, timeout=WHOLE_SECONDS, preexec_fn=limited
+        )
+    except subprocess.TimeoutExpired:
+        return {"problems": ["over ten minutes"], "seconds": WHOLE_SECONDS}
+    if result.returncode:
+        last = (result.stderr.strip().splitlines() or ["ended without a word"])[-1]
+        return {"problems": [last[:200]], "seconds": round(time.perf_counter() - started, 1)}
+    memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    return json.loads(result.stdout.splitlines()[-1]) | {"memory": memory}
+
+
+MEASURES: dict[str, Callable[[str], dict[str, Any]]] = {
+    "families": family_entry,
+    "ranks": rank_entry,
+    "published": published_entry,
+    "whole": lambda name: published_entry(name, whole=True),
+}
+
+
+def stored(table: str) -> dict[str, Any]:
+    """Entries of a table, in the order of their names."""
+    path = STORE / f"{table}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def store(table: str, name: str, entry: dict[str, Any]) -> None:
+    """Add one entry."""
+    entries = dict(sorted((stored(table) | {name: entry}).items()))
+    text = json.dumps(entries, indent=1, sort_keys=True) + "\n"
+    replace_file(STORE / f"{table}.json", text.encode(), parents=True)
+
+
+# ---------------------------------------------------------------------------------------- tables
+
+
+def family_rows() -> Iterable[Sequence[str]]:
+    """A row per family."""
+    yield ("family", "graphs", "s", "MFLOP by XLA", "by the spec", "eager", "Hugging Face",
+           "errors, warnings, notes")  # fmt: skip
+    for name, own in stored("families").items():
+        yield (
+            f"`{name}`",
+            str(own["graphs"]),
+            f"{own['seconds']:.0f}",
+            " / ".join(f"{own['flops'][kind] / 1e6:,.0f}" for kind in KINDS),
+            " / ".join(f"{own['spec'][kind] / 1e6:,.0f}" for kind in KINDS),
+            f"{own['eager']:.1e}",
+            f"{own['hugging_face']:.1e}",
+            ", ".join(str(own["findings"].get(s, 0)) for s in ("error", "warning", "note")),
+        )
+
+
+def rank_rows() -> Iterable[Sequence[str]]:
+    """A row per family."""
+    yield ("family", "text TP", "splits", "programs", "s", "one rank", "collectives of the last")
+    for name, own in stored("ranks").items():
+        sizes = sorted({int(layout.split()[1].rstrip(",")) for layout in own["layouts"]})
+        counts = (
+            f"{kind} {sum(c['count'] for c in found)} "
+            f"({sum(c['bytes_per_step'] for c in found) / 1024:,.0f} KiB)"
+            for kind, found in own["largest"].items()
+        )
+        yield (
+            f"`{name}`",
+            ", ".join(map(str, sizes)),
+            str(len(own["layouts"])),
+            str(own["programs"]),
+            f"{own['seconds']:.0f}",
+            f"{own['difference']:.1e}",
+            "; ".join(counts),
+        )
+
+
+def published_rows() -> Iterable[Sequence[str]]:
+    """A row per checkpoint; of those whose whole depth was compiled, those figures."""
+    yield ("checkpoint", "layers", "GFLOP by XLA", "by the spec", "weights GiB", "caches GiB",
+           "s")  # fmt: skip
+    whole = stored("whole")
+    for name, own in stored("published").items():
+        deep = whole.get(name, {})
+        graphs = deep.get("graphs") or own["graphs"]
+        yield (
+            name,
+            f"{graphs['vision']['layers']}, {graphs['decode']['layers']}",
+            " / ".join(f"{graphs[kind]['flops'] / 1e9:,.4g}" for kind in KINDS),
+            " / ".join(f"{graphs[kind]['flops'] / graphs[kind]['spec']:.3f}" for kind in KINDS),
+            f"{graphs['decode']['weights'] / 2**30:.2f}",
+            f"{graphs['decode']['caches'] / 2**30:.2f}",
+            f"{own['seconds']:.0f}" + (f", {deep['seconds']:.0f}" if deep.get("graphs") else ""),
+        )
+
+
+TABLES: dict[str, Callable[[], Iterable[Sequence[str]]]] = {
+    "families": family_rows,
+    "ranks": rank_rows,
+    "published": published_rows,
+}
+
+
+def written(page: str, name: str) -> str:
+    """A page with a table between its two marks."""
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    head, _, rest = page.partition(begin)
+    _, _, tail = rest.partition(end)
+    first, *rows = TABLES[name]()
+    lines = ["| " + " | ".join(row) + " |" for row in (first, ["---"] * len(first), *rows)]
+    return f"{head}{begin}\n" + "\n".join(lines) + f"\n{end}{tail}"
+
+
+if __name__ == "__main__":
+    main()
