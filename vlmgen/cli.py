@@ -11,8 +11,7 @@ import functools
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 import typer
 
 from vlmgen import __version__
+from vlmgen.extras import needs_extra
 from vlmgen.files import replace_file
 from vlmgen.options import (
     ForceFlag,
@@ -34,7 +34,7 @@ from vlmgen.options import (
 )
 from vlmgen.terminal import console as _console
 from vlmgen.terminal import print_json as _print_json
-from vlmgen.terminal import progress, steps
+from vlmgen.terminal import progress
 
 if TYPE_CHECKING:
     from vlmgen.check.parallel import ParallelTable, TextSplit, VisionSplit
@@ -47,25 +47,6 @@ R = TypeVar("R")
 
 EXIT_INTERRUPTED = 130
 
-# What the extras "cpu" and "compile" install and the core does not.
-EXTRA_MODULES = frozenset(
-    (
-        "torch",
-        "torchvision",
-        "transformers",
-        "vllm",
-        "safetensors",
-        "tokenizers",
-        "numpy",
-        "PIL",
-        "skimage",
-        "sklearn",
-        "openai",
-        "jax",
-        "torchax",
-    )
-)
-
 app = typer.Typer(
     name="vlmgen",
     help="Vision-language model packages for the vLLM Neuron plugin, generated from one YAML spec.",
@@ -76,13 +57,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-class Target(StrEnum):
-    """Which compiler takes the graphs."""
-
-    XLA_CPU = "xla-cpu"
-    NEURON = "neuron"
 
 
 class Plugin(StrEnum):
@@ -357,136 +331,6 @@ def validate(
         raise ValidationFailed(f"{failed} of {len(report.rows)} validations failed")
 
 
-@app.command(
-    "compile",
-    epilog="Example: vlmgen compile generated/NAME --checkpoint build/tiny --only decode-1",
-)
-@user_errors
-def compile_(
-    package: Annotated[Path, typer.Argument(metavar="PKG", help="A generated package.")],
-    checkpoint: Annotated[
-        Path | None, typer.Option(help="A checkpoint directory as published.")
-    ] = None,
-    published: Annotated[
-        list[str] | None,
-        typer.Option(help="Instead: a published checkpoint, from its sizes alone; or all."),
-    ] = None,
-    whole: Annotated[
-        bool, typer.Option("--whole", help="With --published: every layer, not a few of them.")
-    ] = False,
-    target: Annotated[
-        Target, typer.Option(help="XLA for CPU, or the Neuron compiler that is installed.")
-    ] = Target.XLA_CPU,
-    buckets: Annotated[
-        str,
-        typer.Option(
-            help="auto: those of `vlmgen serve`. Or a JSON file with other sizes; --list --json "
-            "shows its fields."
-        ),
-    ] = "auto",
-    list_graphs: Annotated[
-        bool, typer.Option("--list", help="Only list the graphs, their inputs and why they exist.")
-    ] = False,
-    only: Annotated[
-        list[str] | None, typer.Option(help="A graph, as --list names it; may be repeated.")
-    ] = None,
-    emit: Annotated[
-        Path | None, typer.Option(help="Write StableHLO, optimised HLO and a record per graph.")
-    ] = None,
-    run: Annotated[
-        bool, typer.Option("--run/--no-run", help="Run every graph and compare the results.")
-    ] = True,
-    world_size: Annotated[
-        list[int] | None,
-        typer.Option(
-            min=2, max=8, help="Also run every legal split of this many ranks; may be repeated."
-        ),
-    ] = None,
-    cache: Annotated[
-        Path | None, typer.Option(help="Folder of the artifact cache [default: $VLMGEN_CACHE].")
-    ] = None,
-    shared_cache: Annotated[
-        Path | None, typer.Option(help="A second folder, shared by machines that trust it.")
-    ] = None,
-    workers: Annotated[
-        int, typer.Option(min=1, help="Processes that compile what is not in the cache.")
-    ] = 1,
-    offline: Annotated[
-        bool, typer.Option("--offline", help="Compile nothing: what is not cached is an error.")
-    ] = False,
-    notes: Annotated[bool, typer.Option("--notes", help="Print findings that are notes.")] = False,
-    html_file: Annotated[Path | None, typer.Option("--html", help="Write an HTML report.")] = None,
-    as_json: JsonFlag = False,
-) -> None:
-    """Compile every graph of a package for XLA on a CPU, run it, and compare the results."""
-    from vlmgen.errors import CompileFailed, UsageError
-
-    if (checkpoint is None) == (not published):
-        raise UsageError("give --checkpoint DIR or --published NAME (and not both)")
-    if target is Target.NEURON:
-        _require_neuron()
-    if checkpoint is None:
-        _compile_published(package, published or [], whole, as_json)
-        return
-    with needs_extra("compile"), steps("compiling") as shown:
-        from vlmgen.compile import run as compiling
-        from vlmgen.compile.artifacts import ArtifactCache, default_folder
-        from vlmgen.compile.console import print_deployment, print_report
-
-        compiling.set_up_process()
-        file = None if buckets == "auto" else Path(buckets)
-        deployment = compiling.deployment_for(package, checkpoint, file)
-        graphs = compiling.chosen(deployment, only or ())
-        if target is Target.NEURON and not list_graphs:
-            results = compiling.compile_for_neuron(
-                package,
-                checkpoint,
-                deployment,
-                only=graphs,
-                cache=ArtifactCache(cache or default_folder(), shared_cache),
-                offline=offline,
-                emit=emit,
-                steps=shown,
-            )
-            _print_neuron(results, as_json)
-            return
-        if not list_graphs:
-            report = compiling.compile_package(
-                package,
-                checkpoint,
-                deployment,
-                only=graphs,
-                cache=ArtifactCache(cache or default_folder(), shared_cache),
-                offline=offline,
-                emit=emit,
-                verify=run,
-                world_sizes=world_size or (),
-                workers=workers,
-                steps=shown,
-            )
-    if list_graphs:
-        shapes = compiling.input_shapes(package, checkpoint, deployment)
-        if as_json:
-            rows = [
-                {"graph": g.name, "why": deployment.why(g), "inputs": shapes[g.name]}
-                for g in graphs
-            ]
-            _print_json({"deployment": deployment.to_dict(), "graphs": rows})
-        else:
-            print_deployment(deployment, shapes, _console())
-        return
-    if html_file is not None:
-        from vlmgen.compile.page import page
-
-        replace_file(html_file, page(report).encode("utf-8"))
-    if as_json:
-        _print_json(report.to_dict())
-    else:
-        print_report(report, _console(), notes)
-    if not report.passed:
-        raise CompileFailed(report.problems)
-
-
 @app.command(epilog="Example: vlmgen tiny specs/NAME.yaml build/tiny")
 @user_errors
 def tiny(
@@ -739,69 +583,8 @@ def doctor(as_json: JsonFlag = False) -> None:
         raise CheckFailed("something that serving needs is missing")
 
 
-@contextmanager
-def needs_extra(extra: str) -> Iterator[None]:
-    """Turn the absence of an optional dependency into a message that names the extra."""
-    from vlmgen.errors import MissingDependencyError
-
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        name = (error.name or "").partition(".")[0]
-        if name not in EXTRA_MODULES:
-            raise
-        raise MissingDependencyError(
-            f"{name} is not installed; this command needs the extra {extra!r}",
-            hint=f"pip install 'vlmgen[{extra}]'",
-        ) from None
-
-
 def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
-
-
-def _require_neuron() -> None:
-    """End with the message of what is missing before anything is imported or built."""
-    from vlmgen import standin
-    from vlmgen.compile.neuron import installed
-
-    standin.activate()
-    installed()
-
-
-def _compile_published(package: Path, names: list[str], whole: bool, as_json: bool) -> None:
-    from vlmgen.errors import CompileFailed
-
-    with needs_extra("compile"), steps("compiling") as shown:
-        from vlmgen.compile.console import print_published
-        from vlmgen.compile.published import compile_published, names_of
-        from vlmgen.compile.run import set_up_process
-
-        set_up_process()
-        reports = []
-        for name in names_of(package, names):
-            reports += compile_published(package, name, whole=whole, steps=shown)
-    if as_json:
-        _print_json([report.to_dict() for report in reports])
-    else:
-        print_published(reports, _console())
-    failed = [f"{r.checkpoint} {r.graph.name}: {r.problem}" for r in reports if r.problem]
-    if failed:
-        raise CompileFailed(failed)
-
-
-def _print_neuron(results: list[Any], as_json: bool) -> None:
-    from vlmgen.errors import CompileFailed
-
-    if as_json:
-        _print_json([dataclasses.asdict(result) for result in results])
-    else:
-        for result in results:
-            state = "cached" if result.cached else "ok" if result.passed else "FAILED"
-            print(f"{result.name}: {state}, {result.seconds:.1f} s\n  {result.command}")
-    failed = [f"{r.name}: {r.detail or 'left no output'}" for r in results if not r.passed]
-    if failed:
-        raise CompileFailed(failed)
 
 
 def _print_parallel(table: ParallelTable, memory: Mapping[int, RankMemory]) -> None:
@@ -941,9 +724,18 @@ def _close_stdout() -> None:
 
 
 def _register_commands() -> None:
-    from vlmgen.commands import adopt, compare, explain, migrate, templates, update, watch
+    from vlmgen.commands import (
+        adopt,
+        compare,
+        compile,
+        explain,
+        migrate,
+        templates,
+        update,
+        watch,
+    )
 
-    for module in (adopt, compare, explain, migrate, update, watch):
+    for module in (adopt, compare, compile, explain, migrate, update, watch):
         app.command(module.NAME, epilog=module.EXAMPLE)(user_errors(module.command))
     group = typer.Typer(help=templates.HELP, no_args_is_help=True)
     for name, command, example in templates.COMMANDS:

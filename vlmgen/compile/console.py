@@ -11,19 +11,21 @@ from rich.text import Text
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from vlmgen.compile.graphs import Deployment
+    from vlmgen.compile.graphs import Deployment, Graph
     from vlmgen.compile.published import PublishedReport
     from vlmgen.compile.ranks import RankReport
     from vlmgen.compile.report import CompileReport, GraphReport
 
 
-def print_deployment(deployment: Deployment, shapes: dict[str, str], console: Console) -> None:
-    """The graphs that a deployment compiles, their inputs and why each exists."""
+def print_deployment(
+    deployment: Deployment, graphs: Sequence[Graph], shapes: dict[str, str], console: Console
+) -> None:
+    """Graphs of a deployment, their inputs and why each exists."""
     table = Table("graph", "why", "inputs")
-    for graph in deployment.graphs():
+    for graph in graphs:
         table.add_row(graph.name, deployment.why(graph), Text(shapes.get(graph.name, "")))
     console.print(table)
-    console.print(f"{len(deployment.graphs())} graphs")
+    console.print(f"{len(graphs)} graphs")
 
 
 def print_report(report: CompileReport, console: Console, notes: bool = False) -> None:

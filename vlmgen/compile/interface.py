@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -37,10 +38,7 @@ class Argument:
     @property
     def bytes(self) -> int:
         """Memory it takes."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count * self.torch_dtype.itemsize
+        return math.prod(self.shape) * self.torch_dtype.itemsize
 
 
 @dataclass(frozen=True)
