@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vlmgen.compile.graphs import Deployment, Graph
+from vlmgen.compile.graphs import Deployment
 
 DEPLOYMENT = Deployment(4096, 32, (128, 256, 4096), (1, 2, 8), (512, 1024, 2048), 512)
 
@@ -25,7 +25,3 @@ def test_every_graph_says_what_ends_up_in_it() -> None:
     assert why["decode-1"] == "steps of 1 request"
     assert why["decode-2"] == "steps of 2 requests"
     assert why["decode-8"] == "steps of 3 to 8 requests, padded to 8"
-
-
-def test_a_graph_says_what_its_size_counts() -> None:
-    assert Graph("decode", 4).unit == "requests"

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
+from vlmgen.compile.findings import SEVERITIES
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -46,8 +48,7 @@ def print_report(report: CompileReport, console: Console, notes: bool = False) -
         if notes or finding.severity != "note":
             console.print(Text(str(finding)), soft_wrap=True)
     counts = {
-        severity: sum(f.severity == severity for f in report.findings)
-        for severity in ("error", "warning", "note")
+        severity: sum(f.severity == severity for f in report.findings) for severity in SEVERITIES
     }
     listed = ", ".join(f"{count} {name}s" for name, count in counts.items())
     console.print(f"findings: {listed}; cache: {report.hits} hits, {report.misses} misses")

@@ -27,11 +27,6 @@ class Graph:
         """`prefill-256`; also a legal file name."""
         return f"{self.kind}-{self.size}"
 
-    @property
-    def unit(self) -> str:
-        """What `size` counts."""
-        return {"vision": "patches", "prefill": "tokens", "decode": "requests"}[self.kind]
-
 
 @dataclass(frozen=True)
 class Deployment:

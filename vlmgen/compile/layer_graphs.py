@@ -95,6 +95,7 @@ def _ignored(node: torch.fx.Node) -> bool:
 
 
 def structure_of(layer: torch.nn.Module) -> Any:
+    """What two layers have in common that can have one graph: modules and sizes."""
     parameters = tuple((name, tuple(p.shape)) for name, p in layer.named_parameters())
     return parameters, tuple((name, type(m).__name__) for name, m in layer.named_modules())
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from vlmgen.compile.analytic import Count
 from vlmgen.compile.build import BuiltGraph
-from vlmgen.compile.findings import Finding
+from vlmgen.compile.findings import SEVERITIES, Finding
 from vlmgen.compile.graphs import Deployment, Graph
 from vlmgen.compile.ranks import RankReport
 from vlmgen.compile.verify import LIMIT, Difference
@@ -138,13 +137,16 @@ class CompileReport:
             for finding in graph.built.findings:
                 same = replace(finding, graph="", count=1)
                 graphs.setdefault(same, []).append(finding.graph)
-        order = ("error", "warning", "note")
         return sorted(
             (
                 replace(finding, graph=", ".join(dict.fromkeys(names)))
                 for finding, names in graphs.items()
             ),
-            key=lambda finding: (order.index(finding.severity), finding.rule, str(finding.place)),
+            key=lambda finding: (
+                SEVERITIES.index(finding.severity),
+                finding.rule,
+                str(finding.place),
+            ),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -159,7 +161,3 @@ class CompileReport:
             "graphs": [graph.to_dict() for graph in self.graphs],
             "ranks": [ranks.to_dict() for ranks in self.ranks],
         }
-
-    def to_json(self) -> str:
-        """The same as text."""
-        return json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n"

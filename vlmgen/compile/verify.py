@@ -7,7 +7,7 @@ are then padded as the runner pads them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -33,14 +33,14 @@ class RealCall:
         values: One tensor per argument of the program, as they were before the call.
         results: What the eager package gave: the changed arguments and the result, in the order of
             the program's kept outputs.
-        expected: Hugging Face's rows; None where it has no such thing.
+        expected: Hugging Face's rows.
         pick: Takes the rows to compare with `expected` out of the results.
     """
 
     values: list[torch.Tensor]
     results: list[torch.Tensor]
     expected: torch.Tensor
-    pick: Any
+    pick: Callable[[Sequence[torch.Tensor]], torch.Tensor]
 
 
 @dataclass(frozen=True)
