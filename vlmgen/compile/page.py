@@ -57,7 +57,7 @@ def page(report: CompileReport) -> str:
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title>",
         f"<style>{_STYLE}</style><h1>{title}</h1>{verdict}<dl>{listed}</dl>",
         f"<h2>Graphs</h2>{_graphs(report.graphs)}",
-        f"<h2>Memory of a rank</h2>{_memory(report.graphs)}",
+        f"<h2>Memory of a rank</h2>{_memory(report)}",
         f"<h2>Roofline</h2>{_roofline(report.graphs)}",
         f"<h2>Operators</h2>{_census(report.graphs)}",
         f"<h2>Findings</h2>{_findings(report)}",
@@ -94,9 +94,10 @@ def _graphs(graphs: Sequence[GraphReport]) -> str:
     return _table(head, rows)
 
 
-def _memory(graphs: Sequence[GraphReport]) -> str:
-    """Stacked bars against a core's memory; each is drawn to the largest, the share is written."""
-    costs = [(graph.graph.name, graph.built.cost) for graph in graphs if graph.built.cost]
+def _memory(report: CompileReport) -> str:
+    """Stacked bars against a core's memory, one rank's or each of several; the share is written."""
+    costs = [(graph.graph.name, graph.built.cost) for graph in report.graphs if graph.built.cost]
+    costs += [(f"{own.graph.name} on {own.layout.name}", own.cost) for own in report.ranks]
     largest = max((cost.memory for _, cost in costs), default=1)
     scale = CORE_BYTES if largest > CORE_BYTES / 50 else largest
     key = "".join(f"<i style='background:{colour}'></i>{name}" for name, colour in _PARTS)

@@ -133,10 +133,11 @@ class CompileReport:
     def findings(self) -> list[Finding]:
         """All findings, errors first; what is in several graphs stands once."""
         graphs: dict[Finding, list[str]] = {}
-        for graph in self.graphs:
-            for finding in graph.built.findings:
-                same = replace(finding, graph="", count=1)
-                graphs.setdefault(same, []).append(finding.graph)
+        found = [finding for graph in self.graphs for finding in graph.built.findings]
+        found += [finding for ranks in self.ranks for finding in ranks.findings]
+        for finding in found:
+            same = replace(finding, graph="", count=1)
+            graphs.setdefault(same, []).append(finding.graph)
         return sorted(
             (
                 replace(finding, graph=", ".join(dict.fromkeys(names)))
