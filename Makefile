@@ -26,6 +26,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 FAMILIES := $(basename $(notdir $(wildcard specs/*.yaml)))
 PACKAGES := $(wildcard generated/*/tests)
+OWN_TESTS := $(PACKAGES:generated/%/tests=own-tests-%)
 DEMO := qwen3_vl
 
 # The plugin's own switch: without the plugin, `import vllm_neuron` means the stand-in.
@@ -38,10 +39,12 @@ export TOKENIZERS_PARALLELISM := false
 WORKERS ?= 2
 OMP_NUM_THREADS ?= 1
 export OMP_NUM_THREADS
-PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+ONE_PYTEST = $(BIN)/python -m pytest
+PYTEST = $(ONE_PYTEST) -n $(WORKERS) --dist loadfile
 PROOFS := tests/faults/test_seeded_faults.py tests/serve/test_families.py
 
-.PHONY: demo docs test test-all test-fast proofs lint bench generate wheel install clean
+.PHONY: demo docs test test-all test-fast own-tests $(OWN_TESTS) proofs lint bench generate wheel install
+.PHONY: clean
 
 demo: $(STAMP)
 	$(BIN)/vlmgen new specs/$(DEMO).yaml
@@ -49,14 +52,22 @@ demo: $(STAMP)
 	$(BIN)/vlmgen validate generated/$(DEMO) --checkpoint build/tiny-qwen3-vl
 	$(BIN)/python -m vlmgen.serve.demo generated/$(DEMO) build/tiny-qwen3-vl
 
-# A generated package stands on its own: its tests run with its own pyproject.toml.
 test: lint
 	$(PYTEST) -m "not matrix" tests
-	for package in $(PACKAGES); do $(PYTEST) $$package; done
+	$(MAKE) own-tests
 
 test-all: lint
 	$(PYTEST) tests
-	for package in $(PACKAGES); do $(PYTEST) $$package; done
+	$(MAKE) own-tests
+
+# A generated package stands on its own: its tests run with its own pyproject.toml, as many packages
+# at a time as there are processes.
+own-tests: $(STAMP)
+	$(MAKE) --jobs=$(WORKERS) --output-sync=target --keep-going $(OWN_TESTS)
+
+OWN :=
+$(OWN_TESTS): own-tests-%: $(STAMP)
+	$(ONE_PYTEST) -m "$(OWN)" generated/$*/tests
 
 # Reference pages and codes, from the command line, the schema and the pages of `vlmgen explain`.
 docs: $(STAMP)
@@ -70,7 +81,7 @@ proofs: $(STAMP)
 
 test-fast: $(STAMP)
 	$(PYTEST) -m "not slow and not matrix" tests
-	for package in $(PACKAGES); do $(PYTEST) -m "not slow" $$package; done
+	$(MAKE) own-tests OWN="not slow"
 
 lint: $(STAMP)
 	$(BIN)/ruff check vlmgen tests benchmarks generated requirements

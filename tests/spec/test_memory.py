@@ -10,7 +10,7 @@ from vlmgen.check.source import read_package
 from vlmgen.errors import UsageError
 from vlmgen.spec.derive import derive, text_parameters, vision_parameters
 from vlmgen.spec.load import load_spec
-from vlmgen.spec.memory import BFLOAT16, rank_memory, text_rank_bytes, vision_rank_parameters
+from vlmgen.spec.memory import BFLOAT16, rank_memory, text_rank_bytes
 
 from .conftest import ROOT
 
@@ -90,7 +90,7 @@ def test_the_modules_of_a_package_have_this_size(root: Path) -> None:
                 tower = name.partition(".")[0]
                 sizes[tower] = sizes.get(tower, 0) + parameter.numel() * parameter.element_size()
             vision = sizes.pop("visual")
-            assert vision == vision_rank_parameters(checkpoint.vision, vision_tp) * BFLOAT16
+            assert vision == vision_parameters(checkpoint.vision, vision_tp) * BFLOAT16
             if not checkpoint.text.tie_word_embeddings:
                 assert sum(sizes.values()) == text_rank_bytes(checkpoint.text, text_tp)
             else:

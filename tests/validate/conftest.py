@@ -48,6 +48,7 @@ class Workshop:
         shared = ("checkpoint", "bfloat16_checkpoint", "reference", "prompts", "settings")
         run.__dict__.update({name: getattr(self.run, name) for name in shared})
         run.group(group, checks)
+        run.finish()
         return {row.check: row for row in run.report.rows}
 
 

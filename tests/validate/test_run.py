@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import time
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from vlmgen.cli import app
-from vlmgen.validate.run import GROUPS
+from vlmgen.validate.run import GROUPS, validate
 
 ROOT = Path(__file__).resolve().parents[2]
 FAMILIES = sorted(path.parent.name for path in (ROOT / "generated").glob("*/spec.yaml"))
@@ -55,3 +58,28 @@ def test_the_package_equals_hugging_face(family: str, tmp_path: Path) -> None:
     mixtures = [row["inputs"] for row in rows if row["check"].startswith("mixtures")]
     one_axis = "one axis" in {row["check"] for row in rows}
     assert mixtures == ([] if one_axis else [250, 250])
+
+
+def test_an_interrupted_validation_leaves_no_ranks_behind() -> None:
+    """The ranks work beside the other groups; they end when the command is stopped amid those."""
+    ranks: list[int] = []
+
+    def interrupt(message: str) -> None:
+        if message == "text modules":
+            deadline = time.monotonic() + 120
+            while not ranks and time.monotonic() < deadline:
+                ranks.extend(child.pid for child in active_children() if child.name == "rank1")
+                time.sleep(0.05)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        validate(
+            ROOT / "generated" / "qwen3_vl",
+            tiny=True,
+            only=["text modules", "parallel"],
+            progress=interrupt,
+        )
+    assert ranks
+    assert not [child for child in active_children() if child.name.startswith("rank")]
+    with pytest.raises(ProcessLookupError):
+        os.kill(ranks[0], 0)

@@ -327,8 +327,8 @@ def is_current(
         )
     except (OSError, OutputError):
         return False
-    except Exception as error:  # jinja2.TemplateNotFound, without importing jinja2 for it
-        if type(error).__name__ == "TemplateNotFound":
+    except Exception as error:
+        if template_files.is_not_found(error):
             return False
         raise
 

@@ -186,8 +186,8 @@ def _names(folder: Path) -> list[str]:
 def _read(search: Sequence[Path], name: str) -> bytes:
     try:
         return templates.read(search, name)
-    except Exception as error:  # jinja2.TemplateNotFound, without importing jinja2 for it
-        if type(error).__name__ != "TemplateNotFound":
+    except Exception as error:
+        if not templates.is_not_found(error):
             raise
     close = difflib.get_close_matches(name, _names(search[-1]), 3, 0.5)
     raise UsageError(

@@ -48,6 +48,11 @@ def read(search: Sequence[Path], name: str) -> bytes:
     raise jinja2.TemplateNotFound(name)
 
 
+def is_not_found(error: Exception) -> bool:
+    """Whether an exception is jinja2.TemplateNotFound, without importing jinja2 for it."""
+    return type(error).__name__ == "TemplateNotFound"
+
+
 def names(search: Sequence[Path], folder: str, suffix: str) -> list[str]:
     """Names of the templates directly in a folder of any directory, sorted."""
     found = {

@@ -167,43 +167,50 @@ def text_parameters(text: TextSpec) -> int:
     return tables * text.vocab_size * hidden + total + hidden
 
 
-def vision_parameters(vision: VisionSpec) -> int:
-    """Parameters of the tower with its merger and deepstack mergers."""
+def vision_parameters(vision: VisionSpec, tp: int = 1) -> int:
+    """Parameters of the tower with its merger and deepstack mergers, on one rank.
+
+    Args:
+        vision: The vision tower.
+        tp: A legal vision TP.
+    """
     width, attention, mlp = vision.hidden_size, vision.attention, vision.mlp
-    inner = mlp.intermediate_size
-    per_block = 2 * _norm(vision.norm.kind, width)
-    per_block += 4 * width * width
-    per_block += (3 * width if attention.qkv_bias else 0) + (width if attention.output_bias else 0)
-    per_block += 2 * width if attention.qk_norm != "none" else 0
-    per_block += 2 * width if vision.layer_scale else 0
-    if mlp.kind == "plain":
-        per_block += 2 * width * inner + (inner + width if mlp.bias else 0)
-    else:
-        per_block += _gated(width, inner) + (2 * inner + width if mlp.bias else 0)
+    own, inner = width // tp, mlp.intermediate_size // tp
+    block = 2 * _norm(vision.norm.kind, width) + 4 * width * own
+    block += 3 * own if attention.qkv_bias else 0
+    block += width if attention.output_bias else 0
+    block += 2 * own if attention.qk_norm != "none" else 0
+    block += 2 * width if vision.layer_scale else 0
+    matrices = 1 if mlp.kind == "plain" else 2  # before the last
+    block += (matrices + 1) * width * inner
+    block += matrices * inner + width if mlp.bias else 0
     embed = vision.patch_embed
     total = embed.patch_dim * width + (width if embed.bias else 0)
     total += vision.position.num_embeddings * width if vision.position else 0
     total += width if vision.class_token else 0
     for norm in (vision.embed_norm, vision.final_norm):
         total += _norm(norm.kind, width) if norm else 0
-    total += vision.depth * per_block + _merger_parameters(vision)
+    total += vision.depth * block + _merger_parameters(vision, tp)
     if vision.deepstack is not None:
-        level = _window_merger(vision, vision.deepstack.merger, vision.merged_width)
+        level = _window_merger(vision, vision.deepstack.merger, vision.merged_width, tp)
         total += vision.num_levels * level
     return total
 
 
-def _merger_parameters(vision: VisionSpec) -> int:
-    merger, out = vision.merger, vision.out_hidden_size
+def _merger_parameters(vision: VisionSpec, tp: int) -> int:
+    merger, out, inner = vision.merger, vision.out_hidden_size, vision.merger_width // tp
     if merger.op == "window":
-        return _window_merger(vision, merger, vision.merger_width)
-    total = vision.merged_width * out + out  # the convolution and its bias
-    total += out * out + _norm(merger.norm, out) + _gated(out, vision.merger_width)
-    return total + (2 * out + 2 * vision.merger_width if merger.bias else 0)
+        return _window_merger(vision, merger, vision.merger_width, tp)
+    own = out // tp  # the convolution is cut by its output, the layer after it by its input
+    total = vision.merged_width * own + own + own * out
+    total += _norm(merger.norm, out) + _gated(out, inner)
+    return total + (2 * out + 2 * inner if merger.bias else 0)
 
 
-def _window_merger(vision: VisionSpec, merger: Merger | DeepstackMerger, inner: int) -> int:
-    joined, out = vision.merged_width, vision.out_hidden_size
+def _window_merger(
+    vision: VisionSpec, merger: Merger | DeepstackMerger, width: int, tp: int
+) -> int:
+    joined, out, inner = vision.merged_width, vision.out_hidden_size, width // tp
     normed = vision.hidden_size if merger.norm_position == "before_merge" else joined
     total = _norm(merger.norm, normed) + joined * inner + inner * out
     return total + (inner + out if merger.bias else 0)

@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass
 
 from vlmgen.check.parallel import legal_vision_tp, padded_vocab, text_split
 from vlmgen.errors import UsageError
+from vlmgen.spec.derive import vision_parameters
 from vlmgen.spec.model import ResolvedCheckpoint
 from vlmgen.spec.text import TextMoe, TextSpec
-from vlmgen.spec.vision import DeepstackMerger, Merger, VisionSpec
 
 BFLOAT16 = 2
 FLOAT32 = 4
@@ -68,7 +68,7 @@ def rank_memory(checkpoint: ResolvedCheckpoint, text_tp: int) -> RankMemory:
         text_tp=text_tp,
         vision_tp=vision_tp,
         text_weights=text_rank_bytes(text, text_tp),
-        vision_weights=vision_rank_parameters(vision, vision_tp) * BFLOAT16,
+        vision_weights=vision_parameters(vision, vision_tp) * BFLOAT16,
         kv_per_token=halves * BFLOAT16,
     )
 
@@ -106,56 +106,3 @@ def _expert_layer_bytes(moe: TextMoe, hidden: int, tp: int) -> int:
     router = hidden * moe.num_experts
     router += moe.num_experts if moe.router == "sigmoid_bias" else 0
     return experts * BFLOAT16 + router * FLOAT32
-
-
-def vision_rank_parameters(vision: VisionSpec, tp: int) -> int:
-    """Parameters of the vision tower on one rank.
-
-    Args:
-        vision: The vision tower.
-        tp: A legal vision TP.
-    """
-    width, attention, mlp = vision.hidden_size, vision.attention, vision.mlp
-    own, inner = width // tp, mlp.intermediate_size // tp
-    block = 2 * _norm(vision.norm.kind, width) + 4 * width * own
-    block += 3 * own if attention.qkv_bias else 0
-    block += width if attention.output_bias else 0
-    block += 2 * own if attention.qk_norm != "none" else 0
-    block += 2 * width if vision.layer_scale else 0
-    matrices = 1 if mlp.kind == "plain" else 2  # before the last
-    block += (matrices + 1) * width * inner
-    block += matrices * inner + width if mlp.bias else 0
-    embed = vision.patch_embed
-    total = embed.patch_dim * width + (width if embed.bias else 0)
-    total += vision.position.num_embeddings * width if vision.position else 0
-    total += width if vision.class_token else 0
-    for norm in (vision.embed_norm, vision.final_norm):
-        total += _norm(norm.kind, width) if norm else 0
-    total += vision.depth * block + _merger(vision, tp)
-    if vision.deepstack is not None:
-        level = _window_merger(vision, vision.deepstack.merger, vision.merged_width, tp)
-        total += vision.num_levels * level
-    return total
-
-
-def _merger(vision: VisionSpec, tp: int) -> int:
-    merger, out, inner = vision.merger, vision.out_hidden_size, vision.merger_width // tp
-    if merger.op == "window":
-        return _window_merger(vision, merger, vision.merger_width, tp)
-    own = out // tp  # the convolution is cut by its output, the layer after it by its input
-    total = vision.merged_width * own + own + own * out + _norm(merger.norm, out) + 3 * out * inner
-    return total + (2 * out + 2 * inner if merger.bias else 0)
-
-
-def _window_merger(
-    vision: VisionSpec, merger: Merger | DeepstackMerger, width: int, tp: int
-) -> int:
-    joined, out, inner = vision.merged_width, vision.out_hidden_size, width // tp
-    normed = vision.hidden_size if merger.norm_position == "before_merge" else joined
-    total = _norm(merger.norm, normed) + joined * inner + inner * out
-    return total + (inner + out if merger.bias else 0)
-
-
-def _norm(kind: str, width: int) -> int:
-    """A layer norm has a weight and a bias, an RMS norm a weight."""
-    return 2 * width if kind == "layer" else width

@@ -230,6 +230,12 @@ class RankProcesses:
         """Stop every rank; may be called twice."""
         self._stop(graceful=True)
 
+    def terminate(self) -> None:
+        """End every rank's process; another thread that waits for an answer gets a RankError."""
+        for process in list(self._processes):
+            with contextlib.suppress(ValueError, OSError):  # closed, or gone
+                process.terminate()
+
     def _stop(self, graceful: bool) -> None:
         for connection in self._connections:
             with contextlib.suppress(OSError):

@@ -8,13 +8,13 @@ a padded row, whose logit is zero, would be picked if the model did not mask it.
 
 from __future__ import annotations
 
-import multiprocessing.forkserver
 import re
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +23,7 @@ from vlmgen.standin.ranks import RankProcesses
 from vlmgen.tiny.build import build_tiny
 from vlmgen.validate.compare import Comparison
 from vlmgen.validate.driver import PackageDriver
+from vlmgen.validate.fork_server import start_fork_server
 from vlmgen.validate.package import load_factory
 from vlmgen.validate.reference import Prompt, Reference
 from vlmgen.validate.report import Report, Row
@@ -150,13 +151,19 @@ class ParallelRuns:
         self.has_experts = has_experts
         self.settings, self.report = dict(settings), report
         self._single: RankResult | None = None
+        self._ranks: RankProcesses | None = None
+        self._stopped = Event()
+
+    def run_one_rank(self) -> None:
+        """The run in this process that all others are compared with; comes first."""
+        factory = load_factory(self.package)
+        self._single = run_rank(factory, self.checkpoint, self.prompts, self.settings)
 
     @property
     def single(self) -> RankResult:
-        """The run on one rank, in this process; computed once."""
+        """What `run_one_rank` computed."""
         if self._single is None:
-            factory = load_factory(self.package)
-            self._single = run_rank(factory, self.checkpoint, self.prompts, self.settings)
+            raise RuntimeError("run_one_rank comes first")
         return self._single
 
     def check_reference(self, reference: Reference) -> None:
@@ -170,17 +177,29 @@ class ParallelRuns:
             raise ValueError(f"the checkpoint is of no use: a logit is {lowest:g}, not negative")
 
     def check_world(self, world_size: int, progress: Callable[[str], None]) -> None:
-        """Every vision split of one world size; the processes are started once."""
+        """Every vision split of one world size; the processes are started once.
+
+        Another thread may call it, and this one `stop`.
+        """
         single = self.single
         arguments = (str(self.package), str(self.checkpoint), self.prompts, self.settings)
-        prepare_fast_start()
+        start_fork_server()
         ranks = RankProcesses(world_size, start_rank, arguments, start_method="forkserver")
+        self._ranks = ranks
         with ranks, tempfile.TemporaryDirectory(prefix="vlmgen-parallel-") as folder:
             for layout in layouts(world_size, self.has_experts):
+                if self._stopped.is_set():
+                    return
                 progress(f"{GROUP}: {layout.name}")
                 meeting = str(Path(folder) / layout.name)
                 ranks.call([(layout, meeting)] * world_size)
                 self._judge(layout, single, ranks.collect(_TIMEOUT))
+
+    def stop(self) -> None:
+        """End the ranks' processes, now and from now on; whoever waits for them sees them die."""
+        self._stopped.set()
+        if self._ranks is not None:
+            self._ranks.terminate()
 
     def _judge(self, layout: ParallelLayout, single: RankResult, ranks: list[RankResult]) -> None:
         comparison, wrong, sampled_wrong = Comparison(), 0, 0
@@ -300,10 +319,3 @@ def regroup(layout: ParallelLayout, meeting_point: str) -> None:
         vision_tp_size=layout.vision_tp,
         vision_dp_size=layout.vision_dp,
     )
-
-
-def prepare_fast_start() -> None:
-    """Let the process that ranks are forked from import everything once, unless it runs already."""
-    preload = ["vlmgen.standin.rank_imports", "vlmgen.validate.parallel"]
-    multiprocessing.forkserver.set_forkserver_preload(preload)
-    multiprocessing.forkserver.ensure_running()

@@ -73,6 +73,11 @@ class Report:
             )
         )
 
+    def add(self, other: Report) -> None:
+        """Add the rows of another report."""
+        self.rows += other.rows
+        self.errors.update(other.errors)
+
     def crashed(self, group: str, check: str, error: BaseException) -> None:
         """Add a failed row for an exception."""
         message = " ".join(str(error).split())[:300]

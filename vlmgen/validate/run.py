@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,7 +18,11 @@ import vlmgen
 from vlmgen import proofs, standin
 from vlmgen.errors import CheckpointError, UsageError
 from vlmgen.files import replace_file
+from vlmgen.validate.fork_server import start_fork_server
 from vlmgen.validate.report import Report, Row
+
+if TYPE_CHECKING:
+    from vlmgen.validate import parallel
 
 GROUPS = ("vision modules", "text modules", "end to end", "positions", "parallel", "bfloat16")
 Progress = Callable[[str], None]
@@ -55,6 +60,8 @@ def validate(
     if checkpoint is not None and not checkpoint.is_dir():
         raise UsageError(f"{checkpoint} is not a directory")
     _set_up_process()
+    if "parallel" in chosen:  # first, for its imports take as long as those below
+        start_fork_server()
     from vlmgen.standin.ranks import one_rank
     from vlmgen.tiny.build import quiet_transformers
     from vlmgen.validate.package import load_package_spec
@@ -69,8 +76,11 @@ def validate(
         run = Run(package, spec, checkpoint, folder, progress)
         progress("loading")
         if run.load():
-            for group, checks in chosen.items():
-                run.group(group, checks)
+            stack.callback(run.stop)
+            # The ranks begin first: they have the second core while the rest has this one.
+            for group in sorted(chosen, key=lambda name: name != "parallel"):
+                run.group(group, chosen[group])
+            run.finish()
     if record:
         store_results(run.report, package, spec.family)
     return run.report
@@ -86,6 +96,7 @@ class Run:
         self.report = Report(spec.title, facts=_facts(spec, checkpoint))
         self._given = checkpoint
         self._checks: frozenset[str] = frozenset()
+        self._ranks: tuple[parallel.ParallelRuns, Thread] | None = None
 
     # ------------------------------------------------------------------------------ shared models
 
@@ -169,7 +180,10 @@ class Run:
         return True
 
     def group(self, name: str, checks: Iterable[str] = ()) -> None:
-        """Run one group, or some of its checks; whatever goes wrong becomes a row."""
+        """Run one group, or some of its checks; whatever goes wrong becomes a row.
+
+        The worlds of ranks of `parallel` are only begun: `finish` waits for them.
+        """
         self._checks = frozenset(checks)
         run = {
             "vision modules": self._modules,
@@ -187,19 +201,31 @@ class Run:
         except Exception as error:
             self.report.crashed(name, "set-up", error)
 
+    def finish(self) -> None:
+        """Wait for the ranks, and put the rows into the order of `GROUPS`."""
+        if self._ranks is not None:
+            runs, thread = self._ranks
+            thread.join()
+            self._ranks = None
+            self.report.add(runs.report)
+        self.report.rows.sort(key=lambda row: GROUPS.index(row.group))
+
+    def stop(self) -> None:
+        """End what still runs, for whoever does not want to wait for it."""
+        if self._ranks is not None:
+            runs, thread = self._ranks
+            runs.stop()
+            thread.join()
+
     def wants(self, check: str) -> bool:
         """Whether a check of the running group was asked for."""
         return not self._checks or check in self._checks
 
     def attempt(self, group: str, check: str, function: Callable[[], None]) -> None:
         """Run one check; an exception is a failed row."""
-        if not self.wants(check):
-            return
-        self.progress(f"{group}: {check}")
-        try:
-            function()
-        except Exception as error:
-            self.report.crashed(group, check, error)
+        if self.wants(check):
+            self.progress(f"{group}: {check}")
+            _attempt(self.report, group, check, function)
 
     @cached_property
     def _module_checks(self) -> Any:
@@ -274,13 +300,30 @@ class Run:
             checkpoint,
             prompts,
             settings,
-            self.report,
+            Report(group),
             has_experts=self.spec.text.moe is not None,
         )
-        self.attempt(group, "tp 1", lambda: runs.check_reference(reference))
-        for world_size in parallel.WORLD_SIZES:
-            check = partial(runs.check_world, world_size, self.progress)
-            self.attempt(group, f"tp {world_size}", check)
+        runs.run_one_rank()
+        if self.wants("tp 1"):
+            _attempt(runs.report, group, "tp 1", partial(runs.check_reference, reference))
+        sizes = [size for size in parallel.WORLD_SIZES if self.wants(f"tp {size}")]
+
+        def run_worlds() -> None:
+            for size in sizes:
+                check = partial(runs.check_world, size, self.progress)
+                _attempt(runs.report, group, f"tp {size}", check)
+
+        thread = Thread(target=run_worlds, name="ranks", daemon=True)
+        self._ranks = runs, thread
+        thread.start()
+
+
+def _attempt(report: Report, group: str, check: str, function: Callable[[], None]) -> None:
+    """Run one check; an exception is a failed row."""
+    try:
+        function()
+    except Exception as error:
+        report.crashed(group, check, error)
 
 
 # Others take the place of those that a family has not.

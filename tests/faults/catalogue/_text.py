@@ -91,6 +91,24 @@ CONTIGUOUS = (
     ),
 )
 
+# Of every rope that rotates the second half of a head against the first.
+HALVES = (
+    Fault(
+        "frequencies cast with the module",
+        MODEL,
+        "if self.inv_freq.dtype != torch.float32:",
+        "if self.inv_freq.is_meta:",
+        "test_text.py::test_frequencies_stay_float32_when_the_model_is_cast",
+    ),
+    Fault(
+        "adjacent pairs rotated instead of halves",
+        MODEL,
+        "first, second = x[..., :half], x[..., half:]",
+        "first, second = x[..., 0::2], x[..., 1::2]",
+        PREFILL,
+    ),
+)
+
 PLAIN_ROPE = (
     Fault(
         "angles of the place after a token's own",
@@ -106,20 +124,7 @@ PLAIN_ROPE = (
         "angle = (positions[:, None].bfloat16() * self.inv_freq.bfloat16()).float()",
         TABLES,
     ),
-    Fault(
-        "frequencies cast with the module",
-        MODEL,
-        "if self.inv_freq.dtype != torch.float32:",
-        "if self.inv_freq.is_meta:",
-        "test_text.py::test_frequencies_stay_float32_when_the_model_is_cast",
-    ),
-    Fault(
-        "adjacent pairs rotated instead of halves",
-        MODEL,
-        "first, second = x[..., :half], x[..., half:]",
-        "first, second = x[..., 0::2], x[..., 1::2]",
-        PREFILL,
-    ),
+    *HALVES,
 )
 
 

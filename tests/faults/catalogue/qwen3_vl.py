@@ -1,6 +1,7 @@
 """Wrong variants of the Qwen3-VL package."""
 
 from . import LOADERS, MAPPING, MERGE, MODEL, MROPE, PACKING, PREPROCESSING, VISION, Fault
+from ._text import HALVES
 
 FAULTS = (
     Fault(
@@ -34,20 +35,7 @@ FAULTS = (
         "is_height = (index % 3 == 0)",
         "test_text.py::test_rotary_tables",
     ),
-    Fault(
-        "adjacent pairs rotated instead of halves",
-        MODEL,
-        "first, second = x[..., :half], x[..., half:]",
-        "first, second = x[..., 0::2], x[..., 1::2]",
-        "test_text.py::test_attention_prefill",
-    ),
-    Fault(
-        "frequencies cast with the module",
-        MODEL,
-        "if self.inv_freq.dtype != torch.float32:",
-        "if self.inv_freq.is_meta:",
-        "test_text.py::test_frequencies_stay_float32_when_the_model_is_cast",
-    ),
+    *HALVES,
     Fault(
         "deepstack levels swapped in the cache row",
         VISION,
