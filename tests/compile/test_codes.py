@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,12 +17,12 @@ from vlmgen.explain import pages
 
 HEAD = "import torch\nfrom torch import nn\n\n"
 INPUTS = {
-    "x": torch.linspace(-1, 1, 32).reshape(4, 8),
+    "x": torch.linspace(-1, 1, 64).reshape(4, 16),
     "place": torch.tensor(3),
     "rows": torch.tensor([3, 1, 0, 2]),
     "columns": torch.tensor([[7, 1], [0, 5], [2, 3], [4, 4]]),
     "edges": torch.linspace(-1, 1, 5),
-    "noise": torch.zeros(4, 8),
+    "noise": torch.zeros(4, 16),
 }
 EXAMPLES = (
     "VG601", "VG602", "VG604", "VG605", "VG606", "VG607", "VG608", "VG609", "VG610", "VG611",
@@ -48,8 +49,9 @@ def findings_of(code: str, folder: Path) -> list[Finding]:
     package = folder / "package"
     package.mkdir(parents=True)
     (package / "model.py").write_text(f"{HEAD}{code}\n", encoding="utf-8")
-    spec = importlib.util.spec_from_file_location("example", package / "model.py")
+    spec = importlib.util.spec_from_file_location(f"example_{folder.name}", package / "model.py")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[module.__name__] = module  # where torch.export looks a frame's module up
     spec.loader.exec_module(module)
     layer = module.Layer()
     names = inspect.signature(layer.forward).parameters

@@ -15,7 +15,7 @@ from vlmgen.compile import artifacts, in_place, layer_graphs, torchax_import, xl
 from vlmgen.compile.artifacts import ArtifactCache, CacheMissError
 from vlmgen.compile.calls import Call
 from vlmgen.compile.census import census, denied, operators_of
-from vlmgen.compile.export_faults import explain, numbers_from_tensors
+from vlmgen.compile.export_faults import explain, not_to_lower
 from vlmgen.compile.findings import Finding, Sources
 from vlmgen.compile.interface import Interface
 from vlmgen.compile.lower import Program, export, lower
@@ -164,7 +164,7 @@ class GraphBuilder:
         built = BuiltGraph(call)
         try:
             program = export(call)
-            built.findings += numbers_from_tensors(program, self.sources)
+            built.findings += not_to_lower(program, self.sources)
             if built.findings:
                 return built  # what has no value yet cannot be lowered
             lowered = lower(program)

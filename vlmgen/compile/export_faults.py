@@ -52,6 +52,12 @@ _NO_LOWERING = _Cause(
     "it cannot become part of a graph",
     "write it with other operators",
 )
+_RANDOM = _Cause(
+    "random",
+    "random numbers",
+    "a graph that is compiled once would draw the same ones every time",
+    "hand them in as an input",
+)
 _REFUSED = _Cause(
     "export",
     "torch.export refuses it",
@@ -61,18 +67,20 @@ _REFUSED = _Cause(
 _NUMBERS = frozenset((torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default))
 
 
-def numbers_from_tensors(program: Program, sources: Sources) -> Iterator[Finding]:
-    """Python numbers taken from tensors that the export let through as symbols.
+def not_to_lower(program: Program, sources: Sources) -> Iterator[Finding]:
+    """What the export let through and nobody can lower: Python numbers, and random ones.
 
     Whether torch lets a slice by a tensor through depends on what its size is used for; such a
     number is named after what the line does with it.
     """
     graph = program.call.graph.name
     for node in program.nodes:
+        trace = node.meta.get("stack_trace") or ""
         if node.target in _NUMBERS:
-            trace = node.meta.get("stack_trace") or ""
             asked = _SCALAR.pattern.search(sources.place(trace).code)
             yield _found(_SCALAR if asked else _SHAPE, graph, sources, trace)
+        elif torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            yield _found(_RANDOM, graph, sources, trace)
 
 
 def explain(error: Exception, graph: str, sources: Sources) -> Finding:
@@ -94,8 +102,9 @@ def explain(error: Exception, graph: str, sources: Sources) -> Finding:
     known = next((cause for cause in (_BRANCH, _SHAPE) if cause.pattern.search(text)), None)
     if known is not None:
         return _found(known, graph, sources, trace)
-    first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
-    refused = replace(_REFUSED, message=f"{_REFUSED.message}: {first.strip()[:300]}")
+    said = (line.strip() for line in text.splitlines())
+    first = next((line for line in said if line not in ("", "None")), type(error).__name__)
+    refused = replace(_REFUSED, message=f"{_REFUSED.message}: {first[:300]}")
     return _found(refused, graph, sources, trace)
 
 
