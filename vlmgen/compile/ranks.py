@@ -290,11 +290,22 @@ def _lowered(program: Program, groups: Groups) -> Any:
     """StableHLO of a program on all ranks, each tensor joined along its first dimension."""
     jax = torchax_import.load().jax
     interface = program.interface
-    mesh = xla_cpu.mesh(groups.world_size, AXIS)
     function = _on_ranks(jax_function(program, groups), interface)
-    part = jax.sharding.PartitionSpec(AXIS)
-    mapped = jax.shard_map(function, mesh=mesh, in_specs=part, out_specs=part, check_vma=False)
-    jitted = jax.jit(mapped, keep_unused=True, donate_argnums=interface.donated)
+    sharding = xla_cpu.over_ranks(groups.world_size, AXIS)
+    mapped = jax.shard_map(
+        function,
+        mesh=sharding.mesh,
+        in_specs=sharding.spec,
+        out_specs=sharding.spec,
+        check_vma=False,
+    )
+    jitted = jax.jit(
+        mapped,
+        keep_unused=True,
+        donate_argnums=interface.donated,
+        in_shardings=sharding,  # said, for what is unused would go to every rank whole
+        out_shardings=sharding,
+    )
     return jitted.lower(*(_joined_shape(one, groups.world_size) for one in abstract(interface)))
 
 

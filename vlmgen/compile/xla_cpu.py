@@ -135,10 +135,11 @@ def run(executable: Any, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [to_torch(result[0]) for result in results.disassemble_into_single_device_arrays()]
 
 
-def mesh(ranks: int, axis: str) -> Any:
-    """The first devices as a mesh of one axis."""
+def over_ranks(ranks: int, axis: str) -> Any:
+    """The sharding of a tensor whose first dimension is cut over the first devices."""
     jax = torchax_import.load().jax
-    return jax.sharding.Mesh(np.array(jax.devices()[:ranks]), (axis,))
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:ranks]), (axis,))
+    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(axis))
 
 
 def run_on_ranks(
@@ -155,7 +156,7 @@ def run_on_ranks(
         Per result, every rank's.
     """
     jax = torchax_import.load().jax
-    sharding = jax.sharding.NamedSharding(mesh(len(values), axis), jax.sharding.PartitionSpec(axis))
+    sharding = over_ranks(len(values), axis)
     joined = [
         torch.cat([value.reshape(1) if not value.shape else value for value in of_ranks])
         for of_ranks in zip(*values, strict=True)
