@@ -1,7 +1,6 @@
 """What `vlmgen compile` gives for every family, for ranks, and for every published checkpoint.
 
-    python benchmarks/compile_tables.py families [NAME...]    every graph of every family, run
-    python benchmarks/compile_tables.py ranks [NAME...]       on 2, 4 and 8 ranks, where legal
+    python benchmarks/compile_tables.py families [NAME...]    a graph of each kind, and on ranks
     python benchmarks/compile_tables.py published [NAME...]   published sizes, some layers
     python benchmarks/compile_tables.py whole [NAME...]       published sizes, every layer
     python benchmarks/compile_tables.py write                 the tables of docs/compile.md
@@ -14,6 +13,7 @@ memory; where that is too little, the entry says so.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import resource
 import subprocess
@@ -32,7 +32,6 @@ from vlmgen.files import replace_file
 STORE = ROOT / "specs" / "results" / "compile"
 PAGE = ROOT / "docs" / "compile.md"
 FAMILIES = sorted(path.stem for path in (ROOT / "specs").glob("*.yaml"))
-WORLD_SIZES = (2, 4, 8)
 WHOLE_SECONDS, WHOLE_BYTES = 600, 24 * 2**30
 KINDS = ("vision", "prefill", "decode")
 
@@ -42,8 +41,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("table", choices=(*MEASURES, "write"))
+    parser.add_argument("table", choices=("families", "published", "whole", "write"))
     parser.add_argument("names", nargs="*", help="some of them; none for all")
+    parser.add_argument("--ranks", type=int, nargs="*", default=(2, 4, 8), help="2 4 8")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.table == "write":
@@ -52,19 +52,21 @@ def main() -> None:
             page = written(page, name)
         replace_file(PAGE, page.encode())
         return
-    known = FAMILIES if arguments.table in ("families", "ranks") else list(checkpoints())
+    known = FAMILIES if arguments.table == "families" else list(checkpoints())
     for name in arguments.names or known:
-        if arguments.table == "whole" and not arguments.here:
+        started = time.perf_counter()
+        if arguments.table == "families":
+            entry = family_entry(name, arguments.ranks)
+        elif arguments.table == "whole" and not arguments.here:
             entry = whole_apart(name)
         else:
-            started = time.perf_counter()
-            entry = MEASURES[arguments.table](name)
-            entry["seconds"] = round(time.perf_counter() - started, 1)
+            entry = published_entry(name, whole=arguments.table == "whole")
+        entry["seconds"] = round(time.perf_counter() - started, 1)
         if arguments.here:
             print(json.dumps(entry))
         else:
             store(arguments.table, name, entry)
-            print(name, f"{entry.get('seconds', 0):.0f} s", *entry["problems"], flush=True)
+            print(name, f"{entry['seconds']:.0f} s", *entry["problems"], flush=True)
 
 
 def checkpoints() -> dict[str, str]:
@@ -77,80 +79,58 @@ def checkpoints() -> dict[str, str]:
 # ------------------------------------------------------------------------------------- measuring
 
 
-def compiled(family: str, world_sizes: Sequence[int], **tiny: Any) -> dict[str, Any]:
-    """`vlmgen compile` of a tiny checkpoint; with ranks, one small graph of each kind."""
+def family_entry(family: str, world_sizes: Sequence[int]) -> dict[str, Any]:
+    """One graph of each kind on one rank, and on every legal split of several."""
     from vlmgen.compile import run
     from vlmgen.compile.artifacts import ArtifactCache
     from vlmgen.compile.graphs import Deployment
     from vlmgen.tiny.build import build_tiny
 
     run.set_up_process()
-    small = Deployment(256, 32, (256,), (2,), (512,), 256) if world_sizes else None
+    package, small = ROOT / "generated" / family, Deployment(256, 32, (256,), (2,), (512,), 256)
     with tempfile.TemporaryDirectory(prefix="vlmgen-tables-") as name:
-        checkpoint = build_tiny(ROOT / "specs" / f"{family}.yaml", Path(name) / "tiny", **tiny)
+        checkpoint = build_tiny(
+            ROOT / "specs" / f"{family}.yaml", Path(name) / "tiny", seed=3, parallel=True
+        )
+        legal = legal_world_sizes(package, checkpoint, world_sizes)
         cache = ArtifactCache(Path(name) / "cache")
-        package = ROOT / "generated" / family
-        return run.compile_package(
-            package, checkpoint, small, cache=cache, world_sizes=world_sizes
-        ).to_dict() | {"checkpoint": ""}
-
-
-def family_entry(family: str) -> dict[str, Any]:
-    """Every graph of the deployment that `vlmgen serve` starts."""
-    report = compiled(family, ())
-    graphs = report["graphs"]
-    findings = {
-        (f["severity"], f["code"], f["place"]["path"], f["place"]["line"], f["inside"])
-        for graph in graphs
-        for f in graph["findings"]
-    }
+        report = run.compile_package(package, checkpoint, small, cache=cache, world_sizes=legal)
+    graphs = {own.graph.kind: own for own in report.graphs}
+    last = report.ranks[-1].layout if report.ranks else None
     return {
         "graphs": len(graphs),
-        "flops": {k: sum(g["cost"]["flops"] for g in graphs if g["kind"] == k) for k in KINDS},
-        "spec": {k: sum(g["analytic"]["total"] for g in graphs if g["kind"] == k) for k in KINDS},
-        "eager": max(g["difference"]["eager"] for g in graphs),
-        "hugging_face": max(g["difference"]["hugging_face"] for g in graphs),
-        "findings": dict(Counter(severity for severity, *_ in findings)),
-        "problems": [problem for graph in graphs for problem in graph["problems"]],
+        "graph_seconds": round(sum(sum(own.built.seconds.values()) for own in report.graphs), 1),
+        "flops": {kind: own.built.cost.flops for kind, own in graphs.items()},
+        "spec": {kind: own.count.total for kind, own in graphs.items()},
+        "eager": max(own.difference.eager for own in report.graphs),
+        "hugging_face": max(own.difference.hugging_face for own in report.graphs),
+        "findings": dict(Counter(finding.severity for finding in report.findings)),
+        "world_sizes": legal,
+        "splits": list(dict.fromkeys(own.layout.name for own in report.ranks)),
+        "rank_difference": max((own.difference for own in report.ranks), default=0.0),
+        "collectives": {
+            own.graph.kind: [one.to_dict() for one in own.collectives]
+            for own in report.ranks
+            if own.layout == last
+        },
+        "problems": report.problems,
     }
 
 
-def rank_entry(family: str) -> dict[str, Any]:
-    """Every legal split of every number of ranks."""
+def legal_world_sizes(package: Path, checkpoint: Path, wanted: Sequence[int]) -> list[int]:
+    """Numbers of ranks over which a checkpoint can be split."""
     from vlmgen.compile.ranks import legal_layouts
     from vlmgen.compile.sizes import sizes_of_checkpoint
     from vlmgen.errors import UsageError
-    from vlmgen.spec.load import load_spec
-    from vlmgen.tiny.build import build_tiny
+    from vlmgen.validate.package import load_package_spec
 
-    spec = load_spec(ROOT / "specs" / f"{family}.yaml")
-    legal, illegal = [], {}
-    with tempfile.TemporaryDirectory(prefix="vlmgen-tables-") as name:
-        checkpoint = build_tiny(spec, Path(name) / "tiny", seed=3, parallel=True)
-        config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
-    for world_size in WORLD_SIZES:
-        try:
-            if legal_layouts(*sizes_of_checkpoint(spec, config), world_size):
-                legal.append(world_size)
-        except UsageError as error:
-            illegal[str(world_size)] = str(error)
-    report = compiled(family, legal, seed=3, parallel=True)
-    ranks = report["ranks"]
-    last = ranks[-1]["layout"]
-    return {
-        "layouts": list(dict.fromkeys(own["layout"] for own in ranks)),
-        "illegal": illegal,
-        "programs": len(ranks),
-        "difference": max(own["difference"] for own in ranks),
-        "largest": {
-            own["graph"].partition("-")[0]: own["collectives"]
-            for own in ranks
-            if own["layout"] == last
-        },
-        "problems": [
-            f"{own['layout']} {own['graph']}" for own in ranks if not own["passed"]
-        ] + [problem for graph in report["graphs"] for problem in graph["problems"]],
-    }  # fmt: skip
+    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    sizes = sizes_of_checkpoint(load_package_spec(package), config)
+    legal = []
+    for world_size in wanted:
+        with contextlib.suppress(UsageError):
+            legal += [world_size] if legal_layouts(*sizes, world_size) else []
+    return legal
 
 
 def published_entry(name: str, whole: bool = False) -> dict[str, Any]:
@@ -185,26 +165,17 @@ def whole_apart(name: str) -> dict[str, Any]:
         resource.setrlimit(resource.RLIMIT_AS, (WHOLE_BYTES, WHOLE_BYTES))
 
     command = [sys.executable, __file__, "whole", name, "--here"]
-    started = time.perf_counter()
     try:
         result = subprocess.run(
             command, capture_output=True, text=True, timeout=WHOLE_SECONDS, preexec_fn=limited
         )
     except subprocess.TimeoutExpired:
-        return {"problems": ["over ten minutes"], "seconds": WHOLE_SECONDS}
+        return {"problems": ["over ten minutes"]}
     if result.returncode:
         last = (result.stderr.strip().splitlines() or ["ended without a word"])[-1]
-        return {"problems": [last[:200]], "seconds": round(time.perf_counter() - started, 1)}
+        return {"problems": [last[:200]]}
     memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
     return json.loads(result.stdout.splitlines()[-1]) | {"memory": memory}
-
-
-MEASURES: dict[str, Callable[[str], dict[str, Any]]] = {
-    "families": family_entry,
-    "ranks": rank_entry,
-    "published": published_entry,
-    "whole": lambda name: published_entry(name, whole=True),
-}
 
 
 def stored(table: str) -> dict[str, Any]:
@@ -224,16 +195,16 @@ def store(table: str, name: str, entry: dict[str, Any]) -> None:
 
 
 def family_rows() -> Iterable[Sequence[str]]:
-    """A row per family."""
+    """A row per family, on one rank."""
     yield ("family", "graphs", "s", "MFLOP by XLA", "by the spec", "eager", "Hugging Face",
            "errors, warnings, notes")  # fmt: skip
     for name, own in stored("families").items():
         yield (
             f"`{name}`",
             str(own["graphs"]),
-            f"{own['seconds']:.0f}",
-            " / ".join(f"{own['flops'][kind] / 1e6:,.0f}" for kind in KINDS),
-            " / ".join(f"{own['spec'][kind] / 1e6:,.0f}" for kind in KINDS),
+            f"{own['graph_seconds']:.0f}",
+            " / ".join(f"{own['flops'][kind] / 1e6:,.1f}" for kind in KINDS),
+            " / ".join(f"{own['spec'][kind] / 1e6:,.1f}" for kind in KINDS),
             f"{own['eager']:.1e}",
             f"{own['hugging_face']:.1e}",
             ", ".join(str(own["findings"].get(s, 0)) for s in ("error", "warning", "note")),
@@ -241,22 +212,22 @@ def family_rows() -> Iterable[Sequence[str]]:
 
 
 def rank_rows() -> Iterable[Sequence[str]]:
-    """A row per family."""
-    yield ("family", "text TP", "splits", "programs", "s", "one rank", "collectives of the last")
-    for name, own in stored("ranks").items():
-        sizes = sorted({int(layout.split()[1].rstrip(",")) for layout in own["layouts"]})
+    """A row per family, on ranks."""
+    yield ("family", "ranks", "splits", "one rank", "the last split", "its collectives")
+    for name, own in stored("families").items():
+        if not own["splits"]:
+            continue
         counts = (
-            f"{kind} {sum(c['count'] for c in found)} "
-            f"({sum(c['bytes_per_step'] for c in found) / 1024:,.0f} KiB)"
-            for kind, found in own["largest"].items()
+            f"{kind} {sum(one['count'] for one in found)} "
+            f"({sum(one['bytes_per_step'] for one in found) / 1024:,.0f} KiB)"
+            for kind, found in own["collectives"].items()
         )
         yield (
             f"`{name}`",
-            ", ".join(map(str, sizes)),
-            str(len(own["layouts"])),
-            str(own["programs"]),
-            f"{own['seconds']:.0f}",
-            f"{own['difference']:.1e}",
+            ", ".join(map(str, own["world_sizes"])),
+            str(len(own["splits"])),
+            f"{own['rank_difference']:.1e}",
+            own["splits"][-1],
             "; ".join(counts),
         )
 
