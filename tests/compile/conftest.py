@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from vlmgen.spec.model import Spec
 from vlmgen.standin.ranks import one_rank
 
 MISSING = [name for name in ("jax", "torchax") if importlib.util.find_spec(name) is None]
@@ -25,17 +26,32 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Callable[[str], Path]:
-    """The tiny checkpoint of a family, built once."""
+    """The tiny checkpoint of a family, built once, of as few layers as show every structure."""
+    from vlmgen.spec.load import load_spec
     from vlmgen.tiny.build import build_tiny
 
     folder, built = tmp_path_factory.mktemp("tiny"), {}
 
     def build(family: str) -> Path:
         if family not in built:
-            built[family] = build_tiny(repository / "specs" / f"{family}.yaml", folder / family)
+            spec = load_spec(repository / "specs" / f"{family}.yaml")
+            built[family] = build_tiny(spec, folder / family, **few_layers(spec))
         return built[family]
 
     return build
+
+
+def few_layers(spec: Spec) -> dict[str, dict[str, int]]:
+    """Two layers per tower: exporting takes most of the time, and each layer as much.
+
+    Levels taken from several blocks, and windows in some of them, need all that there are.
+    """
+    if spec.vision.num_levels:
+        return {}
+    text = {"num_hidden_layers": 2}
+    if spec.vision.attention.window is not None:
+        return {"text": text}
+    return {"text": text, "vision": {spec.vision.keys.depth: 2}}
 
 
 @pytest.fixture(scope="module")
