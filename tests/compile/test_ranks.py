@@ -46,6 +46,7 @@ def parallel_checkpoint(family: str, folder: Path) -> Path:
     return build_tiny(ROOT / "specs" / f"{family}.yaml", folder / family, seed=3, parallel=True)
 
 
+@pytest.mark.matrix
 def test_four_ranks_give_what_one_gives(checkpoint: Path, tmp_path: Path) -> None:
     from vlmgen.compile.artifacts import ArtifactCache
     from vlmgen.compile.run import compile_package
