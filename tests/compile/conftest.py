@@ -44,12 +44,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Callable
 def few_layers(spec: Spec) -> dict[str, dict[str, int]]:
     """Two layers per tower: exporting takes most of the time, and each layer as much.
 
-    Levels taken from several blocks, and windows in some of them, need all that there are.
+    Levels need as many layers of the decoder as there are, and their blocks; so do windows in some
+    of the blocks.
     """
-    if spec.vision.num_levels:
-        return {}
-    text = {"num_hidden_layers": 2}
-    if spec.vision.attention.window is not None:
+    text = {"num_hidden_layers": max(2, spec.vision.num_levels)}
+    if spec.vision.num_levels or spec.vision.attention.window is not None:
         return {"text": text}
     return {"text": text, "vision": {spec.vision.keys.depth: 2}}
 

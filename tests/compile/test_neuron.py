@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from vlmgen.cli import app
 
+FAMILY = "qwen2_vl"  # the least layers
 FAKE_COMPILER = '''#!{python}
 """A FAKE neuronx-cc: checks its arguments and environment, records them, compiles nothing."""
 import json, os, pathlib, sys
@@ -58,7 +59,7 @@ def test_without_a_compiler_one_line_says_what_is_missing(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    package = str(repository / "generated" / "qwen3_vl")
+    package = str(repository / "generated" / FAMILY)
     arguments = ["compile", package, "--checkpoint", str(tmp_path), "--target", "neuron"]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 7
@@ -72,9 +73,9 @@ def test_without_a_compiler_one_line_says_what_is_missing(
 def test_the_compiler_gets_every_graph_and_is_not_asked_twice(
     repository: Path, tiny: Callable[[str], Path], tmp_path: Path, fake_compiler: Path
 ) -> None:
-    package = str(repository / "generated" / "qwen3_vl")
+    package = str(repository / "generated" / FAMILY)
     arguments = [
-        "compile", package, "--checkpoint", str(tiny("qwen3_vl")), "--target", "neuron",
+        "compile", package, "--checkpoint", str(tiny(FAMILY)), "--target", "neuron",
         "--only", "decode-1", "--cache", str(tmp_path / "cache"), "--emit", str(tmp_path / "out"),
     ]  # fmt: skip
     first = CliRunner().invoke(app, [*arguments, "--json"])
@@ -104,8 +105,8 @@ def test_what_the_compiler_says_is_shown_when_it_fails(
 ) -> None:
     monkeypatch.setenv("FAKE_FAILS", "1")
     arguments = [
-        "compile", str(repository / "generated" / "qwen3_vl"), "--checkpoint",
-        str(tiny("qwen3_vl")), "--target", "neuron", "--only", "decode-1", "--cache",
+        "compile", str(repository / "generated" / FAMILY), "--checkpoint",
+        str(tiny(FAMILY)), "--target", "neuron", "--only", "decode-1", "--cache",
         str(tmp_path / "cache"),
     ]  # fmt: skip
     result = CliRunner().invoke(app, arguments)

@@ -9,6 +9,7 @@ import pytest
 pytestmark = [pytest.mark.needs_jax, pytest.mark.slow]
 
 
+@pytest.mark.matrix
 def test_a_published_checkpoint_compiles_and_its_operations_are_counted_right(
     repository: Path,
 ) -> None:
