@@ -216,6 +216,7 @@ def rank_rows() -> Iterable[Sequence[str]]:
     yield ("family", "ranks", "splits", "one rank", "the last split", "its collectives")
     for name, own in stored("families").items():
         if not own["splits"]:
+            yield (f"`{name}`", "not run", "", "", "", "")
             continue
         counts = (
             f"{kind} {sum(one['count'] for one in found)} "
@@ -237,8 +238,12 @@ def published_rows() -> Iterable[Sequence[str]]:
     yield ("checkpoint", "layers", "GFLOP by XLA", "by the spec", "weights GiB", "caches GiB",
            "s")  # fmt: skip
     whole = stored("whole")
-    for name, own in stored("published").items():
-        deep = whole.get(name, {})
+    some = stored("published")
+    for name in checkpoints():
+        own, deep = some.get(name), whole.get(name, {})
+        if own is None:
+            yield (name, "not run", "", "", "", "", "")
+            continue
         graphs = deep.get("graphs") or own["graphs"]
         yield (
             name,
