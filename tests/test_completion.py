@@ -63,7 +63,7 @@ def test_bash_completes_with_the_script(tmp_path: Path) -> None:
     program.chmod(0o755)
     script = vlmgen(_VLMGEN_COMPLETE="source_bash")
     line = (
-        "COMP_WORDS=(vlmgen com); COMP_CWORD=1; _vlmgen_completion vlmgen; "
+        "COMP_WORDS=(vlmgen compa); COMP_CWORD=1; _vlmgen_completion vlmgen; "
         'echo "${COMPREPLY[@]}"'
     )
     result = subprocess.run(

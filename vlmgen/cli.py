@@ -11,8 +11,7 @@ import functools
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 import typer
 
 from vlmgen import __version__
+from vlmgen.extras import needs_extra
 from vlmgen.files import replace_file
 from vlmgen.options import (
     ForceFlag,
@@ -47,28 +47,12 @@ R = TypeVar("R")
 
 EXIT_INTERRUPTED = 130
 
-# What the extra "cpu" installs and the core does not.
-EXTRA_MODULES = frozenset(
-    (
-        "torch",
-        "torchvision",
-        "transformers",
-        "vllm",
-        "safetensors",
-        "tokenizers",
-        "numpy",
-        "PIL",
-        "skimage",
-        "sklearn",
-        "openai",
-    )
-)
-
 app = typer.Typer(
     name="vlmgen",
     help="Vision-language model packages for the vLLM Neuron plugin, generated from one YAML spec.",
     epilog="Exit codes: 0 fine, 2 usage, 3 bad spec, 4 check failed, 5 validation failed, "
-    "6 conflict or server, 7 contradictory checkpoint.",
+    "6 conflict or server, 7 contradictory checkpoint or no Neuron compiler, "
+    "8 not in the artifact cache.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -602,23 +586,6 @@ def doctor(as_json: JsonFlag = False) -> None:
         raise CheckFailed("something that serving needs is missing")
 
 
-@contextmanager
-def needs_extra(extra: str) -> Iterator[None]:
-    """Turn the absence of an optional dependency into a message that names the extra."""
-    from vlmgen.errors import MissingDependencyError
-
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        name = (error.name or "").partition(".")[0]
-        if name not in EXTRA_MODULES:
-            raise
-        raise MissingDependencyError(
-            f"{name} is not installed; this command needs the extra {extra!r}",
-            hint=f"pip install 'vlmgen[{extra}]'",
-        ) from None
-
-
 def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
@@ -760,9 +727,18 @@ def _close_stdout() -> None:
 
 
 def _register_commands() -> None:
-    from vlmgen.commands import adopt, compare, explain, migrate, templates, update, watch
+    from vlmgen.commands import (
+        adopt,
+        compare,
+        compile,
+        explain,
+        migrate,
+        templates,
+        update,
+        watch,
+    )
 
-    for module in (adopt, compare, explain, migrate, update, watch):
+    for module in (adopt, compare, compile, explain, migrate, update, watch):
         app.command(module.NAME, epilog=module.EXAMPLE)(user_errors(module.command))
     group = typer.Typer(help=templates.HELP, no_args_is_help=True)
     for name, command, example in templates.COMMANDS:

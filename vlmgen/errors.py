@@ -167,6 +167,23 @@ class CheckFailed(VlmgenError):
     exit_code = EXIT_CHECK_FAILED
 
 
+class CompileFailed(VlmgenError):
+    """`vlmgen compile` found a graph that does not compile, or not to what it should.
+
+    Args:
+        problems: One text per problem.
+    """
+
+    code = "VG918"
+    exit_code = EXIT_CHECK_FAILED
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = list(problems)
+        count = len(self.problems)
+        noun = "problem" if count == 1 else "problems"
+        super().__init__("\n".join([*self.problems, f"{count} {noun} in the graphs"]))
+
+
 class ValidationFailed(VlmgenError):
     """`vlmgen validate` measured a difference from Hugging Face beyond its limit."""
 

@@ -22,7 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     r"make demo\b.*": ("minutes", "tests/serve/test_equality.py"),
     r"make bench\b.*": ("minutes", "Makefile"),
     r"make test\b.*": ("what CI runs", ".ci/run"),
-    r"pip install (\.|'\.\[cpu\]'|'\.\[neuron\]'|--no-deps -r .*)( .*)?": INSTALL,
+    r"pip install (\.|'\.\[(cpu|cpu,compile)\]'|'\.\[neuron\]'|--no-deps -r .*)( .*)?": INSTALL,
     r"pip install generated/qwen3_vl": ("installs a package", "tests/serve/test_install.py"),
     r"pip install vlmgen-.*": INSTALL,
     r"vlmgen serve (?!.*--dry-run).*": SERVER,
@@ -39,6 +39,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     r"python tests/faults/seed\.py .*": ("minutes", "tests/faults/test_seeded_faults.py"),
     r"vlmgen validate .*": ("minutes", "tests/validate/test_run.py"),
+    r"vlmgen compile .*": ("minutes", "tests/compile/test_run.py"),
     r"vlmgen watch .*": ("runs until it is stopped", "tests/test_watch.py"),
     r"vlmgen --(install|show)-completion": (
         "changes or asks for the shell around it", "tests/test_completion.py"

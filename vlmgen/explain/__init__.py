@@ -24,6 +24,7 @@ GROUPS = (
     ("3", "weights", "Weights"),
     ("4", "parallel", "Parallel sizes"),
     ("5", "spec", "Specs"),
+    ("6", "compile", "Compiled graphs"),
     ("9", "errors", "Errors of commands"),
 )
 

@@ -410,9 +410,11 @@ class Glm4vMoeTextMoE(nn.Module):
         """
         scores = torch.sigmoid(hidden.float() @ self.router_weight)
         chosen = torch.topk(scores + self.correction_bias, self.top_k, dim=-1).indices
-        weights = scores.gather(-1, chosen)
+        # By a mask and not by index: on a device every element taken by index is a transfer.
+        expert = torch.arange(scores.shape[-1], device=scores.device)
+        weights = scores * (chosen[..., None] == expert).any(1)
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-        return torch.zeros_like(scores).scatter(-1, chosen, weights * self.routed_scale)
+        return weights * self.routed_scale
 
 
 class Glm4vMoeTextDecoderLayer(nn.Module):

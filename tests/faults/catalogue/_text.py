@@ -346,8 +346,8 @@ SIGMOID_ROUTER = (
     Fault(
         "the correction bias enters the weights",
         MODEL,
-        "weights = scores.gather(-1, chosen)",
-        "weights = (scores + self.correction_bias).gather(-1, chosen)",
+        "weights = scores * (chosen",
+        "weights = (scores + self.correction_bias) * (chosen",
         ROUTER,
     ),
     Fault(

@@ -55,13 +55,16 @@ def build_blockwise_mapping(
     first_position = (last_block - blocks_per_expert) * block_size
     position = first_position + counted - 1  # [T, E], meaningful where chosen
 
-    token_of = torch.full((blocks * block_size,), -1, dtype=torch.int32)
+    # Place 0 takes what has no position: a graph holds no shape that depends on values.
+    token_of = torch.full((1 + blocks * block_size,), -1, dtype=torch.int32)
     token_numbers = torch.arange(tokens, dtype=torch.int32)[:, None].expand(tokens, experts)
     # The indexing itself refuses a position past the buffer.
-    token_of[position[chosen]] = token_numbers[chosen]
+    token_of[torch.where(chosen, position + 1, 0)] = token_numbers
+    token_of = token_of[1:]
 
     block_numbers = torch.arange(blocks)
-    block_to_expert = torch.searchsorted(last_block, block_numbers, right=True)
+    # A block belongs to the expert before which that many experts have ended.
+    block_to_expert = (last_block <= block_numbers[:, None]).sum(dim=1)
     block_to_expert = block_to_expert.clamp(max=experts - 1).to(torch.int32)
     conditions = (block_numbers < last_block[-1]).to(torch.int32)
 
