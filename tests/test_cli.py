@@ -453,7 +453,7 @@ def test_check_all_shows_drift_and_exits_4(module, monkeypatch, tmp_path):
     seen = []
     module(
         "vlmgen.check.run",
-        run_checks=lambda packages, plugin, progress: seen.append(packages) or [],
+        run_checks=lambda packages, plugin, progress, processes: seen.append(packages) or [],
     )
     arguments = ["check", "--all", "--generated", str(tmp_path)]
     result = runner.invoke(cli.app, arguments)

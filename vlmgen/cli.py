@@ -253,10 +253,13 @@ def check(
         packages = sorted(p for p in generated.glob("*") if (p / "pyproject.toml").is_file())
     with needs_extra("cpu"), progress("checking") as report:
         from vlmgen.check.run import run_checks
+        from vlmgen.processes import cores
 
         options: dict[str, Any] = {"record": True} if record else {}
         if templates:
             options["templates"] = templates
+        if check_all:
+            options["processes"] = cores()
         findings = run_checks(list(packages or ()), plugin=plugin.value, progress=report, **options)
     if as_json:
         keys = ("code", "path", "line", "rule", "message", "fix", "detail")

@@ -103,6 +103,22 @@ def test_what_is_no_package(tmp_path: Path) -> None:
         run_checks([tmp_path], plugin="latest")
 
 
+def test_several_processes_find_what_one_finds(package: Path, tmp_path: Path) -> None:
+    roots = [tmp_path / name for name in ("one", "two", "three")]
+    for root in roots:  # what does not parse is known without torch
+        shutil.copytree(package, root)
+        (next(root.glob("vllm_neuron_*")) / "merge.py").write_text(f"{root.name} = (\n")
+    said: list[str] = []
+    found = run_checks(roots, progress=said.append, processes=2)
+    assert found == run_checks(roots)
+    assert [f.path for f in found if f.code == "VG002"] == [
+        f"{root}/vllm_neuron_qwen3_vl/merge.py" for root in roots
+    ]
+    assert said[-1] == f"{roots[-1]} (3 of 3)"
+    with pytest.raises(UsageError, match=f"^{tmp_path}: no generated package"):
+        run_checks([*roots, tmp_path], processes=2)
+
+
 def test_codes_are_unique_and_rules_are_one_sentence() -> None:
     assert all(re.fullmatch(r"VG\d{3}", code) for code in RULES)
     assert len(set(RULES.values())) == len(RULES)

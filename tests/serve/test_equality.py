@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
@@ -35,17 +37,22 @@ def complete(client, parts, **options):
     return choice.model_extra["token_ids"], [entry.logprob for entry in choice.logprobs.content]
 
 
-def check_forty_prompts(client, reference, mixes=MIXES):
+def answers_of(client, prompts, at_once=1):
+    """Answers to prompts, of which some are under way at one time."""
+    with ThreadPoolExecutor(at_once) as pool:
+        return list(pool.map(partial(complete, client), prompts))
+
+
+def check_forty_prompts(client, reference, mixes=MIXES, at_once=1):
     """Ten prompts of each mix: tokens and log-probabilities as Hugging Face has them."""
-    for mix in mixes:
-        for index in range(PER_MIX):
-            parts = parts_of(mix, index)
-            prompt = reference.prompt(f"{mix} {index}", *parts)
-            tokens, logprobs = complete(client, parts)
-            wanted, wanted_logprobs = greedy(reference, prompt)
-            assert tokens == wanted, prompt.name
-            worst = max(abs(a - b) for a, b in zip(logprobs, wanted_logprobs, strict=True))
-            assert worst <= LOGPROB_LIMIT, f"{prompt.name}: {worst}"
+    prompts = {(mix, index): parts_of(mix, index) for mix in mixes for index in range(PER_MIX)}
+    answers = answers_of(client, prompts.values(), at_once)
+    for ((mix, index), parts), (tokens, logprobs) in zip(prompts.items(), answers, strict=True):
+        prompt = reference.prompt(f"{mix} {index}", *parts)
+        wanted, wanted_logprobs = greedy(reference, prompt)
+        assert tokens == wanted, prompt.name
+        worst = max(abs(a - b) for a, b in zip(logprobs, wanted_logprobs, strict=True))
+        assert worst <= LOGPROB_LIMIT, f"{prompt.name}: {worst}"
 
 
 @pytest.mark.parametrize("mix", MIXES)
@@ -62,12 +69,12 @@ def test_stock_vllm_gives_the_same_tokens_and_logprobs(client, checkpoint, tmp_p
         "--media-io-kwargs", json.dumps(VIDEO_OPTIONS),
     )  # fmt: skip
     with stock_server(checkpoint, tmp_path, *options) as stock:
-        theirs = stock.client()
-        for mix in MIXES:
-            for index in range(PER_MIX):
-                parts = parts_of(mix, index)
-                tokens, logprobs = complete(client, parts)
-                wanted, wanted_logprobs = complete(theirs, parts)
-                assert tokens == wanted, f"{mix} {index}"
-                worst = max(abs(a - b) for a, b in zip(logprobs, wanted_logprobs, strict=True))
-                assert worst <= LOGPROB_LIMIT, f"{mix} {index}: {worst}"
+        prompts = {(mix, index): parts_of(mix, index) for mix in MIXES for index in range(PER_MIX)}
+        ours = answers_of(client, prompts.values(), at_once=4)
+        theirs = answers_of(stock.client(), prompts.values(), at_once=4)
+        for name, (tokens, logprobs), (wanted, wanted_logprobs) in zip(
+            prompts, ours, theirs, strict=True
+        ):
+            assert tokens == wanted, name
+            worst = max(abs(a - b) for a, b in zip(logprobs, wanted_logprobs, strict=True))
+            assert worst <= LOGPROB_LIMIT, f"{name}: {worst}"

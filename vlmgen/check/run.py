@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Callable, Iterable
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from vlmgen.check.api import installed_api, recorded_api
@@ -15,7 +18,7 @@ from vlmgen.check.integrity import check_integrity, check_overrides
 from vlmgen.check.legality import check_legality
 from vlmgen.check.model_class import absent_members, check_model_class, processor_keywords
 from vlmgen.check.source import PackageSource, read_package
-from vlmgen.errors import MissingDependencyError, UsageError
+from vlmgen.errors import MissingDependencyError, UsageError, VlmgenError
 
 __all__ = ["RULES", "Finding", "run_checks"]
 
@@ -31,6 +34,7 @@ def run_checks(
     progress: Callable[[str], None] | None = None,
     record: bool = False,
     templates: Path | None = None,
+    processes: int = 1,
 ) -> list[Finding]:
     """Prove packages without weights.
 
@@ -44,6 +48,7 @@ def run_checks(
         progress: Told what is being checked.
         record: Store what was proven beside the specs, for `vlmgen families`.
         templates: Folder of template overrides; by default where a package says.
+        processes: How many packages are checked at a time, each in a new interpreter if several.
 
     Returns:
         All findings, by package and then by file, line and code.
@@ -57,35 +62,72 @@ def run_checks(
     if plugin not in ("recorded", "installed"):
         raise UsageError(f"plugin is {plugin!r}; legal: recorded, installed")
     say = progress or (lambda message: None)
+    check = partial(_check_package, plugin=plugin, templates=templates)
     findings: list[Finding] = []
-    for root in packages:
-        source = read_package(Path(root))
-        found = list(source.findings)
-        say(f"{root}: files")
-        found += check_integrity(source.root) + check_overrides(source.root, templates)
-        if source.findings:  # what does not parse proves nothing else
-            marked = {finding.path for finding in found if finding.code == "VG006"}
-            findings += sorted(f for f in found if f.code != "VG002" or f.path not in marked)
-            if record:
-                raise UsageError(f"{root}: no package whose results could be stored")
-            continue
-        say(f"{root}: plugin contract")
-        found += _contract(source, plugin)
-        say(f"{root}: device rules")
-        found += check_device_rules(source, recorded_api())
-        found += _spec_checks(source, say)
-        findings += sorted(set(found))
+    for root, found in _checked([Path(root) for root in packages], check, say, processes):
+        findings += found
         if record:
-            _record(source, set(found))
+            _record(root, found)
     return list(dict.fromkeys(findings))  # packages may share a folder of overrides
 
 
-def _record(source: PackageSource, found: set[Finding]) -> None:
+def _checked(
+    roots: Sequence[Path],
+    check: Callable[..., list[Finding]],
+    say: Callable[[str], None],
+    processes: int,
+) -> Iterator[tuple[Path, list[Finding]]]:
+    count = min(processes, len(roots))
+    if count < 2:
+        for root in roots:
+            yield root, check(root, say=say)
+        return
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(count, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
+        say(f"{len(roots)} packages, {count} at a time")
+        outcomes = pool.imap(partial(_outcome, check), roots)
+        for number, (root, found) in enumerate(zip(roots, outcomes, strict=True), 1):
+            say(f"{root} ({number} of {len(roots)})")
+            # An error does not travel well between processes: it happens again here.
+            yield root, check(root, say=say) if found is None else found
+
+
+def _outcome(check: Callable[..., list[Finding]], root: Path) -> list[Finding] | None:
+    try:
+        return check(root)
+    except VlmgenError:
+        return None
+
+
+def _check_package(
+    root: Path, plugin: str, templates: Path | None, say: Callable[[str], None] = lambda _: None
+) -> list[Finding]:
+    """Every proof of one package; its findings by file, line and code."""
+    source = read_package(root)
+    found = list(source.findings)
+    say(f"{root}: files")
+    found += check_integrity(source.root) + check_overrides(source.root, templates)
+    if source.findings:  # what does not parse proves nothing else
+        marked = {finding.path for finding in found if finding.code == "VG006"}
+        return sorted(f for f in found if f.code != "VG002" or f.path not in marked)
+    say(f"{root}: plugin contract")
+    found += _contract(source, plugin)
+    say(f"{root}: device rules")
+    found += check_device_rules(source, recorded_api())
+    found += _spec_checks(source, say)
+    return sorted(set(found))
+
+
+def _record(root: Path, findings: Iterable[Finding]) -> None:
     """Store the outcome; the weights count once per published checkpoint."""
+    source = read_package(root)
+    if source.findings:
+        raise UsageError(f"{root}: no package whose results could be stored")
     from vlmgen import proofs
     from vlmgen.spec.load import load_spec
     from vlmgen.weights.published import families, published_family
 
+    found = set(findings)
     family = load_spec(source.root / "spec.yaml").family
     weights = {finding for finding in found if finding.code.startswith(COVERAGE_CODES)}
     rules = [code for code in RULES if not code.startswith(COVERAGE_CODES)]

@@ -39,6 +39,7 @@ from typing import Any, Literal
 
 import vlmgen
 from vlmgen.errors import ConflictError, OutputError, UsageError, VlmgenError
+from vlmgen.processes import cores
 from vlmgen.render import publish
 from vlmgen.render.edits import Edits, read_edits
 from vlmgen.render.generate import families_in, family_of, is_current, render_spec_file
@@ -312,7 +313,7 @@ def _render(jobs: Sequence[Job]) -> Rendered:
         VlmgenError: Of the only package.
         PackagesError: Of several.
     """
-    count = min(len(jobs), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
+    count = min(len(jobs), cores())
     # A fork copies one thread only, so it is for a process that has no other.
     if count > 1 and threading.active_count() == 1 and "torch" not in sys.modules:
         import vlmgen.render.package  # noqa: F401  (before the fork, so that every process has it)
