@@ -122,9 +122,8 @@ def compile_published(
     Raises:
         UsageError: Its layers repeat in a way that only the whole depth shows.
     """
-    from vlmgen.compile.run import one_thread
     from vlmgen.standin.ranks import one_rank
-    from vlmgen.validate.run import parallel_state_exists
+    from vlmgen.validate.run import one_thread, parallel_state_exists
 
     spec = load_package_spec(package)
     published = published_family(spec.family).checkpoints

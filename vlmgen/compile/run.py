@@ -6,8 +6,8 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from vlmgen.standin.ranks import one_rank
 from vlmgen.terminal import SILENT, Steps
 from vlmgen.validate.package import load_factory, load_package_spec
 from vlmgen.validate.reference import Reference
-from vlmgen.validate.run import parallel_state_exists
+from vlmgen.validate.run import one_thread, parallel_state_exists
 
 DTYPE = torch.float32
 """In which results are compared with the references."""
@@ -260,14 +260,3 @@ def _verify(own: GraphReport, verifier: Verifier) -> RealCall:
     own.difference = verifier.difference(real, results)
     own.run_seconds = time.perf_counter() - started
     return real
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Tiny matrices gain nothing from threads and lose a lot on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

@@ -58,9 +58,10 @@ def _compile(
     """Runs in a worker: shapes are enough to compile, so no weight is read."""
     from vlmgen.compile.build import GraphBuilder
     from vlmgen.compile.calls import CallRecorder, shapes_only
-    from vlmgen.compile.run import DTYPE, one_thread, set_up_process
+    from vlmgen.compile.run import DTYPE, set_up_process
     from vlmgen.standin.ranks import one_rank
     from vlmgen.validate.package import load_factory
+    from vlmgen.validate.run import one_thread
 
     set_up_process()
     key = (package, checkpoint, deployment)

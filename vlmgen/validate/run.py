@@ -68,7 +68,7 @@ def validate(
 
     spec = load_package_spec(package)
     with ExitStack() as stack:
-        stack.enter_context(_one_thread())
+        stack.enter_context(one_thread())
         stack.enter_context(quiet_transformers())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vlmgen-validate-")))
         if not parallel_state_exists():  # a caller may have made one already
@@ -482,7 +482,7 @@ def _set_up_process() -> None:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Tiny matrices gain nothing from threads and lose a lot on a busy machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
