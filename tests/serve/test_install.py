@@ -11,7 +11,7 @@ import pytest
 
 from tests.serve.conftest import CONFIG, OPTIONS, ROOT
 from tests.serve.prompts import image, video
-from tests.serve.test_equality import check_forty_prompts
+from tests.serve.test_equality import check_prompts
 from tests.serve.test_requests import chat, hugging_face, token_ids
 from vlmgen.serve.launch import Server
 
@@ -87,7 +87,7 @@ def test_an_installed_package_serves_over_two_ranks(
         states = server.worker_state()
         assert len(states) == 2
         assert states[0]["items_encoded"] == states[1]["items_encoded"] == 5
-        check_forty_prompts(client, reference, at_once=8)
+        check_prompts(client, reference, at_once=8)
         log = server.log.read_text()
     assert log.count("Loaded Qwen3VLNeuronModel") == 2
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.serve.conftest import JSON_WRITER
 from tests.serve.prompts import VIDEO_OPTIONS, image
-from tests.serve.test_equality import check_forty_prompts
+from tests.serve.test_equality import check_prompts
 from tests.serve.test_requests import chat, hugging_face, refused, token_ids
 from vlmgen.serve.launch import package_server
 
@@ -40,7 +40,7 @@ def test_eager_on_device_sampling_one_request_and_other_buckets(
         package, checkpoint, tmp_path, *options, "--additional-config", json.dumps(config)
     ) as server:
         client = server.client()
-        check_forty_prompts(client, reference)
+        check_prompts(client, reference, of_each=4)
         assert "no frequency_penalty=1.0" in refused(client, ["Hi"], frequency_penalty=1.0)
         assert "max_top_k 64" in refused(client, ["Hi"], temperature=1.0, extra_body={"top_k": 65})
         assert "max_logprobs" in refused(client, ["Hi"], logprobs=True, top_logprobs=4)

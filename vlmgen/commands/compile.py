@@ -72,7 +72,7 @@ def command(
         ),
     ] = None,
     cache: Annotated[
-        Path | None, typer.Option(help="Folder of the artifact cache [default: $VLMGEN_CACHE].")
+        Path | None, typer.Option(help="Folder of the artifact cache, if not $VLMGEN_CACHE.")
     ] = None,
     shared_cache: Annotated[
         Path | None, typer.Option(help="A second folder, shared by machines that trust it.")
