@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -106,32 +106,26 @@ def command(
         deployment = compiling.deployment_for(package, checkpoint, file)
         graphs = compiling.chosen(deployment, only or ())
         artifacts = ArtifactCache(cache or default_folder(), shared_cache)
+        options: dict[str, Any] = {
+            "only": graphs,
+            "cache": artifacts,
+            "offline": offline,
+            "emit": emit,
+            "steps": shown,
+        }
         if list_graphs:
             shapes = compiling.input_shapes(package, checkpoint, deployment)
         elif target is Target.NEURON:
-            results = compiling.compile_for_neuron(
-                package,
-                checkpoint,
-                deployment,
-                only=graphs,
-                cache=artifacts,
-                offline=offline,
-                emit=emit,
-                steps=shown,
-            )
+            results = compiling.compile_for_neuron(package, checkpoint, deployment, **options)
         else:
             report = compiling.compile_package(
                 package,
                 checkpoint,
                 deployment,
-                only=graphs,
-                cache=artifacts,
-                offline=offline,
-                emit=emit,
                 verify=run,
                 world_sizes=world_size or (),
                 workers=workers,
-                steps=shown,
+                **options,
             )
     if list_graphs:
         _print_graphs(deployment, graphs, shapes, as_json)
