@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from vlmgen.files import replace_file
 STORE = ROOT / "specs" / "results" / "compile"
 PAGE = ROOT / "docs" / "compile.md"
 FAMILIES = sorted(path.stem for path in (ROOT / "specs").glob("*.yaml"))
-WHOLE_SECONDS, WHOLE_BYTES = 600, 24 * 2**30
+WHOLE_SECONDS, WHOLE_BYTES, OVER_TIME = 600, 24 * 2**30, "over ten minutes"
 KINDS = ("vision", "prefill", "decode")
 
 
@@ -44,27 +45,33 @@ def main() -> None:
     parser.add_argument("table", choices=("families", "published", "whole", "write"))
     parser.add_argument("names", nargs="*", help="some of them; none for all")
     parser.add_argument("--ranks", type=int, nargs="*", default=(2, 4, 8), help="2 4 8")
+    parser.add_argument("--at-once", type=int, default=1, help="processes for `whole`")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     if arguments.table == "write":
         page = PAGE.read_text(encoding="utf-8")
         for name in TABLES:
             page = written(page, name)
         replace_file(PAGE, page.encode())
         return
-    known = FAMILIES if arguments.table == "families" else list(checkpoints())
-    for name in arguments.names or known:
+    if arguments.here:
+        for own in published_reports(arguments.names[0], whole=True):
+            print(json.dumps(graph_entry(own)), flush=True)
+        return
+    measure: Callable[[str], dict[str, Any]] = {
+        "families": lambda name: family_entry(name, arguments.ranks),
+        "published": published_entry,
+        "whole": whole_entry,
+    }[arguments.table]
+
+    def timed(name: str) -> dict[str, Any]:
         started = time.perf_counter()
-        if arguments.table == "families":
-            entry = family_entry(name, arguments.ranks)
-        elif arguments.table == "whole" and not arguments.here:
-            entry = whole_apart(name)
-        else:
-            entry = published_entry(name, whole=arguments.table == "whole")
-        entry["seconds"] = round(time.perf_counter() - started, 1)
-        if arguments.here:
-            print(json.dumps(entry))
-        else:
+        return measure(name) | {"seconds": round(time.perf_counter() - started, 1)}
+
+    known = FAMILIES if arguments.table == "families" else list(checkpoints())
+    names = arguments.names or known
+    with ThreadPoolExecutor(arguments.at_once if arguments.table == "whole" else 1) as pool:
+        for name, entry in zip(names, pool.map(timed, names), strict=True):
             store(arguments.table, name, entry)
             print(name, f"{entry['seconds']:.0f} s", *entry["problems"], flush=True)
 
@@ -133,49 +140,64 @@ def legal_world_sizes(package: Path, checkpoint: Path, wanted: Sequence[int]) ->
     return legal
 
 
-def published_entry(name: str, whole: bool = False) -> dict[str, Any]:
-    """One graph of each kind from sizes alone."""
+def published_reports(name: str, whole: bool) -> Iterable[Any]:
+    """A :class:`PublishedReport` of one graph of each kind, from sizes alone."""
     from vlmgen.compile.published import compile_published
     from vlmgen.compile.run import set_up_process
 
     set_up_process()
-    reports = compile_published(ROOT / "generated" / checkpoints()[name], name, whole=whole)
+    return compile_published(ROOT / "generated" / checkpoints()[name], name, whole=whole)
+
+
+def graph_entry(report: Any) -> dict[str, Any]:
+    """What is kept of a graph, and the most memory that this process has had so far."""
     return {
-        "graphs": {
-            own.graph.kind: {
-                "graph": own.graph.name,
-                "layers": own.layers,
-                "flops": own.flops,
-                "spec": own.analytic,
-                "weights": own.weights,
-                "caches": own.caches,
-                "temporary": own.temporary,
-                "seconds": round(own.seconds, 1),
-            }
-            for own in reports
-        },
-        "problems": [f"{own.graph.name}: {own.problem}" for own in reports if own.problem],
+        "kind": report.graph.kind,
+        "graph": report.graph.name,
+        "layers": report.layers,
+        "flops": report.flops,
+        "spec": report.analytic,
+        "weights": report.weights,
+        "caches": report.caches,
+        "temporary": report.temporary,
+        "seconds": round(report.seconds, 1),
+        "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "problem": report.problem,
     }
 
 
-def whole_apart(name: str) -> dict[str, Any]:
-    """Every layer, in a process that may be ended."""
+def entry_of(graphs: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Graphs by kind, and their problems."""
+    kept = {graph.pop("kind"): graph for graph in graphs}
+    problems = [(graph["graph"], graph.pop("problem")) for graph in kept.values()]
+    return {"graphs": kept, "problems": [f"{name}: {text}" for name, text in problems if text]}
+
+
+def published_entry(name: str) -> dict[str, Any]:
+    """Some layers, and from them all."""
+    return entry_of(map(graph_entry, published_reports(name, whole=False)))
+
+
+def whole_entry(name: str) -> dict[str, Any]:
+    """Every layer, in a process that may be ended; graphs that it got done before count."""
 
     def limited() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (WHOLE_BYTES, WHOLE_BYTES))
 
     command = [sys.executable, __file__, "whole", name, "--here"]
+    problem = ""
     try:
         result = subprocess.run(
-            command, capture_output=True, text=True, timeout=WHOLE_SECONDS, preexec_fn=limited
+            command, capture_output=True, timeout=WHOLE_SECONDS, preexec_fn=limited
         )
-    except subprocess.TimeoutExpired:
-        return {"problems": ["over ten minutes"]}
-    if result.returncode:
-        last = (result.stderr.strip().splitlines() or ["ended without a word"])[-1]
-        return {"problems": [last[:200]]}
-    memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
-    return json.loads(result.stdout.splitlines()[-1]) | {"memory": memory}
+        output = result.stdout
+        if result.returncode:
+            words = result.stderr.decode(errors="replace").strip().splitlines()
+            problem = (words or [f"ended by {result.returncode}"])[-1][:200]
+    except subprocess.TimeoutExpired as late:
+        output, problem = late.stdout or b"", OVER_TIME
+    entry = entry_of(json.loads(line) for line in output.splitlines())
+    return entry | {"problems": entry["problems"] + ([problem] if problem else [])}
 
 
 def stored(table: str) -> dict[str, Any]:

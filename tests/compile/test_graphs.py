@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from vlmgen.compile.graphs import Deployment
+from dataclasses import replace
+
+from vlmgen.compile.graphs import Deployment, deployment_of
+from vlmgen.serve.settings import ServeSettings
 
 DEPLOYMENT = Deployment(4096, 32, (128, 256, 4096), (1, 2, 8), (512, 1024, 2048), 512)
 
@@ -25,3 +28,19 @@ def test_every_graph_says_what_ends_up_in_it() -> None:
     assert why["decode-1"] == "steps of 1 request"
     assert why["decode-2"] == "steps of 2 requests"
     assert why["decode-8"] == "steps of 3 to 8 requests, padded to 8"
+
+
+def test_a_deployment_comes_back_from_the_settings_that_it_gives() -> None:
+    served = {
+        "neuron_config": {"on_device_sampling_config": None},
+        "vision_neuron_config": {"encoder_cache_num_blocks": 17},
+        "other": 1,
+    }
+    for deployment in (replace(DEPLOYMENT, cache_blocks=9), replace(DEPLOYMENT, cache_blocks=17)):
+        config = deployment.additional_config(served)
+        assert config["other"] == 1
+        assert config["neuron_config"]["on_device_sampling_config"] is None
+        settings = ServeSettings(deployment.max_model_len, 8, config, {})
+        assert deployment_of(settings) == deployment
+    least = DEPLOYMENT.additional_config(served)  # without a number of blocks: as it is served
+    assert least["vision_neuron_config"]["encoder_cache_num_blocks"] == 17

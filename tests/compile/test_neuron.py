@@ -29,7 +29,12 @@ wanted = ["compile", "--framework", "XLA", "--model-type", "transformer", "--aut
           "--target", os.environ["NEURON_PLATFORM_TARGET_OVERRIDE"], "--output"]
 assert sys.argv[1:-2] == wanted, sys.argv
 output, module = map(pathlib.Path, sys.argv[-2:])
-assert module.read_bytes()[:1] == b"\\n", "an HLO module begins with its name"
+
+from vlmgen.compile.hlo_module import message_class
+
+read = message_class().FromString(module.read_bytes())
+numbers = [one.id for computation in read.computations for one in computation.instructions]
+assert len(numbers) > 100 and max(numbers) < 2**31, "instructions are numbered with 32 bits"
 with open(os.environ["FAKE_RECORD"], "a") as record:
     record.write(json.dumps([output.name, module.name, os.environ.get("VLLM_NEURON_CPU_COMPILE")])
                  + "\\n")
@@ -115,11 +120,15 @@ def test_what_the_compiler_says_is_shown_when_it_fails(
 
 
 def test_the_plugin_compiles_without_a_device_and_without_cpu_mode(tmp_path: Path) -> None:
+    from vlmgen.compile.graphs import Deployment
     from vlmgen.compile.neuron import plugin_command
-    from vlmgen.serve.settings import ServeSettings
 
-    settings = ServeSettings(4096, 8, {"neuron_config": {"num_seqs_buckets": [1, 8]}}, {})
-    command = plugin_command(tmp_path / "package", tmp_path / "checkpoint", settings)
+    served = {
+        "neuron_config": {"num_seqs_buckets": [1, 8], "on_device_sampling_config": None},
+        "vision_neuron_config": {"vision_attention_block_size": 2048},
+    }
+    deployment = Deployment(1024, 32, (128, 1024), (1, 4), (512,), 512, cache_blocks=9)
+    command = plugin_command(tmp_path / "package", tmp_path / "checkpoint", deployment, served)
     assert command.environment == {
         "NEURON_PLATFORM_TARGET_OVERRIDE": "trn2",
         "VLLM_NEURON_CPU_COMPILE": "1",
@@ -129,7 +138,51 @@ def test_the_plugin_compiles_without_a_device_and_without_cpu_mode(tmp_path: Pat
     assert command.without == ("VLLM_NEURON_CPU_MODE",)
     *program, argument = command.arguments
     assert program == [sys.executable, "-m", "vlmgen.compile.neuron_engine"]
-    engine = json.loads(argument)
-    assert engine["model"] == str(tmp_path / "checkpoint")
-    assert engine["additional_config"] == settings.additional_config
+    assert json.loads(argument) == {
+        "model": str(tmp_path / "checkpoint"),
+        "max_model_len": 1024,
+        "max_num_batched_tokens": 1024,
+        "max_num_seqs": 4,
+        "block_size": 32,
+        "enable_prefix_caching": False,
+        "additional_config": {
+            "neuron_config": {
+                "num_batched_tokens_buckets": [128, 1024],
+                "num_seqs_buckets": [1, 4],
+                "on_device_sampling_config": None,
+            },
+            "vision_neuron_config": {
+                "vision_attention_block_size": 512,
+                "num_vision_tokens_buckets": [512],
+                "encoder_cache_num_blocks": 9,
+            },
+        },
+    }
     assert command.shell().startswith("env -u VLLM_NEURON_CPU_MODE NEURON_PLATFORM")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--target", "neuron", "--html", "page.html"],
+            "--html means nothing with --target neuron;",
+        ),
+        (["--target", "neuron", "--workers", "2"], "--workers means nothing with --target neuron"),
+        (["--whole"], "--whole means nothing with --target xla-cpu"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(
+    repository: Path, tmp_path: Path, fake_compiler: Path, options: list[str], message: str
+) -> None:
+    package = str(repository / "generated" / FAMILY)
+    arguments = ["compile", package, "--checkpoint", str(tmp_path), *options]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2 and message in result.stderr, result.stderr
+
+
+def test_sizes_alone_are_not_for_a_neuron_compiler(repository: Path, fake_compiler: Path) -> None:
+    package = str(repository / "generated" / FAMILY)
+    arguments = ["compile", package, "--published", "all", "--target", "neuron"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2 and "--published goes with --target xla-cpu" in result.stderr

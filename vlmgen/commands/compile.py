@@ -23,6 +23,16 @@ if TYPE_CHECKING:
 NAME = "compile"
 EXAMPLE = "Example: vlmgen compile generated/NAME --checkpoint build/tiny --only decode-1"
 
+# What a kind of run takes beside PKG and --json; other options would do nothing and are refused.
+DEPLOYMENT = frozenset(("checkpoint", "target", "buckets", "list_graphs"))
+GRAPHS = DEPLOYMENT | {"only", "emit", "cache", "shared_cache", "offline"}
+TAKES = {
+    "--published": frozenset(("published", "whole", "target")),
+    "--target neuron with the plugin": DEPLOYMENT,
+    "--target neuron": GRAPHS,
+    "--target xla-cpu": GRAPHS | {"run", "world_size", "workers", "notes", "html_file"},
+}
+
 
 class Target(StrEnum):
     """Which compiler takes the graphs."""
@@ -32,6 +42,7 @@ class Target(StrEnum):
 
 
 def command(
+    context: typer.Context,
     package: Annotated[Path, typer.Argument(metavar="PKG", help="A generated package.")],
     checkpoint: Annotated[
         Path | None, typer.Option(help="A checkpoint directory as published.")
@@ -92,8 +103,12 @@ def command(
 
     if (checkpoint is None) == (not published):
         raise UsageError("give --checkpoint DIR or --published NAME (and not both)")
-    if target is Target.NEURON:
-        _require_neuron()
+    if checkpoint is None and target is not Target.XLA_CPU:
+        raise UsageError("--published goes with --target xla-cpu alone")
+    kind = f"--target {target}"
+    if target is Target.NEURON and not list_graphs and _neuron_compiler() == "plugin":
+        kind += " with the plugin"
+    _refuse_others(context, "--published" if checkpoint is None else kind)
     if checkpoint is None:
         _compile_published(package, published or [], whole, as_json)
         return
@@ -135,13 +150,45 @@ def command(
         _print_report(report, html_file, as_json, notes)
 
 
-def _require_neuron() -> None:
-    """End with the message of what is missing before anything is imported or built."""
+def _refuse_others(context: typer.Context, kind: str) -> None:
+    """Refuse options that a kind of run would not look at.
+
+    Raises:
+        UsageError: Some were given.
+    """
+    from vlmgen.errors import UsageError
+
+    names = {option.name: option.opts[0] for option in context.command.params}
+    takes = {"package", "as_json", *TAKES[kind]}
+    others = [
+        names[name]
+        for name in context.params
+        if name not in takes and _was_given(context, name)
+    ]
+    if others:
+        legal = sorted(names[name] for name in takes - {"package"})
+        raise UsageError(
+            f"{', '.join(others)} means nothing with {kind}; legal: {', '.join(legal)}"
+        )
+
+
+def _was_given(context: typer.Context, name: str) -> bool:
+    # typer has its own copy of click's enumeration, under a private name.
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _neuron_compiler() -> str:
+    """Which Neuron compiler there is, found out before anything is imported or built.
+
+    Raises:
+        NoNeuronError: None.
+    """
     from vlmgen import standin
     from vlmgen.compile.neuron import installed
 
     standin.activate()
-    installed()
+    return installed()
 
 
 def _print_graphs(

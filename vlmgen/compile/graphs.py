@@ -86,6 +86,25 @@ class Deployment:
             },
         }
 
+    def additional_config(self, served: Mapping[str, Any]) -> dict[str, Any]:
+        """The plugin's settings for these sizes.
+
+        Args:
+            served: Those that `vlmgen serve` gives, which say everything else.
+        """
+        text = {
+            "num_batched_tokens_buckets": list(self.token_buckets),
+            "num_seqs_buckets": list(self.seq_buckets),
+        }
+        vision = self.driver_settings()["vision_neuron_config"]
+        if self.cache_blocks is None:
+            del vision["encoder_cache_num_blocks"]
+        return {
+            **served,
+            "neuron_config": {**served["neuron_config"], **text},
+            "vision_neuron_config": {**served["vision_neuron_config"], **vision},
+        }
+
     def to_dict(self) -> dict[str, Any]:
         """The fields, for JSON."""
         return {name: list(v) if isinstance(v, tuple) else v for name, v in vars(self).items()}

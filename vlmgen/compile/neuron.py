@@ -1,10 +1,10 @@
 """The same graphs through a Neuron compiler, where one is installed.
 
 With the plugin, its own compile mode without a device: an engine is built, which loads no weights
-and compiles every graph of its warm-up. Without it, `neuronx-cc`, the compiler that comes with
-torch-neuronx and neuronx-distributed: every graph is handed to it as the HLO module that vlmgen
-lowered. Neither was at hand when this was written; commands and environment follow what their
-documentation says.
+and compiles every graph of its warm-up. Without it, `neuronx-cc`, the compiler that torch-neuronx
+and neuronx-distributed call: every graph is handed to it as the HLO module that vlmgen lowered, so
+that what it gets is what was run and compared. Neither was at hand when this was written; commands
+and environment follow what their documentation says.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,10 +29,11 @@ from vlmgen.errors import VlmgenError
 
 if TYPE_CHECKING:
     from vlmgen.compile.calls import Call
+    from vlmgen.compile.graphs import Deployment
 
 EXIT_NO_COMPILER = 7
 PLATFORM_VARIABLE = "NEURON_PLATFORM_TARGET_OVERRIDE"
-COMPILER = "neuronx-cc"
+PLUGIN, COMPILER = "plugin", "neuronx-cc"
 FLAGS = ("--framework", "XLA", "--model-type", "transformer", "--auto-cast", "none")
 _LAST_LINES = 12
 
@@ -95,13 +96,13 @@ class NeuronResult:
 
 
 def installed() -> str:
-    """`plugin` or `neuronx-cc`, whichever is there; the plugin goes first.
+    """`PLUGIN` or `COMPILER`, whichever is there; the plugin goes first.
 
     Raises:
         NoNeuronError: Neither.
     """
-    if standin.which() == "plugin":
-        return "plugin"
+    if standin.which() == PLUGIN:
+        return PLUGIN
     if shutil.which(COMPILER):
         return COMPILER
     raise NoNeuronError(
@@ -115,23 +116,27 @@ def platform() -> str:
     return os.environ.get(PLATFORM_VARIABLE, "trn2")
 
 
-def plugin_command(package: Path, checkpoint: Path, settings: Any) -> Command:
+def plugin_command(
+    package: Path, checkpoint: Path, deployment: Deployment, served: Mapping[str, Any]
+) -> Command:
     """Builds an engine in the plugin's compile mode, which ends when every graph is compiled.
 
     Args:
         package: Folder of the package.
         checkpoint: Folder of the checkpoint.
-        settings: :class:`vlmgen.serve.settings.ServeSettings`.
+        deployment: Buckets and sizes.
+        served: The plugin's settings that `vlmgen serve` gives.
     """
     from vlmgen.serve.packages import PACKAGES_VARIABLE
 
     engine = {
         "model": str(checkpoint.resolve()),
-        "max_model_len": settings.max_model_len,
-        "max_num_batched_tokens": settings.max_model_len,
-        "max_num_seqs": settings.max_num_seqs,
+        "max_model_len": deployment.max_model_len,
+        "max_num_batched_tokens": deployment.max_model_len,
+        "max_num_seqs": max(deployment.seq_buckets),
+        "block_size": deployment.kv_block_size,
         "enable_prefix_caching": False,
-        "additional_config": settings.additional_config,
+        "additional_config": deployment.additional_config(served),
     }
     return Command(
         (sys.executable, "-m", "vlmgen.compile.neuron_engine", json.dumps(engine)),
@@ -171,13 +176,14 @@ def compile_calls(
         offline: Use the cache alone.
         emit: Folder for the HLO modules and the compiled graphs; None keeps them in the cache.
     """
+    from vlmgen.compile.hlo_module import with_narrow_ids
     from vlmgen.compile.lower import export, lower
 
     version = Command((COMPILER, "--version"), {}).run().stdout.strip()
     for call in calls:
         name = call.graph.name
         lowered = lower(export(call))
-        module = lowered.compiler_ir("hlo").as_serialized_hlo_module_proto()
+        module = with_narrow_ids(lowered.compiler_ir("hlo").as_serialized_hlo_module_proto())
         with tempfile.TemporaryDirectory(prefix="vlmgen-neuron-") as temporary:
             folder = emit or Path(temporary)
             folder.mkdir(parents=True, exist_ok=True)
@@ -205,9 +211,8 @@ def compile_calls(
             yield NeuronResult(name, command.shell(), passed, detail=_end(result), seconds=seconds)
 
 
-def compile_with_plugin(package: Path, checkpoint: Path, settings: Any) -> NeuronResult:
-    """Every graph through the plugin's compile mode."""
-    command = plugin_command(package, checkpoint, settings)
+def compile_with_plugin(command: Command) -> NeuronResult:
+    """Every graph through the plugin's compile mode: :func:`plugin_command`, run."""
     started = time.perf_counter()
     result = command.run()
     seconds = time.perf_counter() - started

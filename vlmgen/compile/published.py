@@ -110,8 +110,10 @@ def compile_published(
     *,
     whole: bool = False,
     steps: Steps = SILENT,
-) -> list[PublishedReport]:
+) -> Iterator[PublishedReport]:
     """Lower and compile one graph of each kind of a published checkpoint, the largest buckets.
+
+    Reports come one by one, as the graphs are compiled.
 
     Args:
         package: Folder of the package.
@@ -137,27 +139,22 @@ def compile_published(
         factory = load_factory(package)
         deployment = deployment_of(settings_for(factory, folder, spec=spec))
         text, vision = sizes_of_checkpoint(spec, config)
-        parts = [None] if whole else [0, 1]
-        measured: dict[str, list[_Measured]] = {kind: [] for kind in KINDS}
-        kept: list[dict[str, list[tuple[int, int]]]] = []
-        steps.begin(name, len(parts) * len(KINDS))
-        for more in parts:
+        recorders, depths = [], []
+        for more in [None] if whole else [0, 1]:
             with _cut(factory, more) as (own, depth):
-                recorder = CallRecorder(own, folder, deployment, DTYPE)
-            kept.append(depth)
-            for kind in KINDS:
-                graph = max(graph for graph in recorder.calls if graph.kind == kind)
-                steps.say(f"{name} {graph.name}")
-                measured[kind].append(_measure(recorder.calls[graph], package))
-                steps.done()
-        reports = []
+                recorders.append(CallRecorder(own, folder, deployment, DTYPE))
+            depths.append(depth)
+        steps.begin(name, len(recorders) * len(KINDS))
         for kind in KINDS:
-            first, *deeper = measured[kind]
-            counts = kept[0]["vision" if kind == "vision" else "text"]
-            graph = first.graph
+            graph = max(graph for graph in recorders[0].calls if graph.kind == kind)
+            measured = []
+            for recorder in recorders:
+                steps.say(f"{name} {graph.name}")
+                measured.append(_measure(recorder.calls[graph], package))
+                steps.done()
+            counts = depths[0]["vision" if kind == "vision" else "text"]
             expected = analytic.count(text, vision, deployment, graph, narrow=True).total
-            reports.append(_report(name, first, deeper, counts, expected))
-    return reports
+            yield _report(name, measured, counts, expected)
 
 
 @dataclass(frozen=True)
@@ -192,14 +189,14 @@ def _measure(call: Any, package: Path) -> _Measured:
 
 def _report(
     name: str,
-    first: _Measured,
-    more: list[_Measured],
+    measured: Sequence[_Measured],
     counts: list[tuple[int, int]],
     expected: float,
 ) -> PublishedReport:
     """Add what the layers cost that were left out; the structure that repeats has one more."""
+    first, *more = measured
     total, compiled = sum(there for there, _ in counts), sum(kept for _, kept in counts)
-    seconds = sum(one.seconds for one in (first, *more))
+    seconds = sum(one.seconds for one in measured)
     cost = first.cost
     flops, weights, caches = cost.flops, cost.weights, cost.caches
     for one in more:

@@ -230,9 +230,11 @@ def compile_for_neuron(
     Raises:
         NoNeuronError: None is.
     """
-    if neuron.installed() == "plugin":
-        settings = serve_settings(package, checkpoint)
-        return [neuron.compile_with_plugin(package, checkpoint, settings)]
+    if neuron.installed() == neuron.PLUGIN:
+        served = serve_settings(package, checkpoint).additional_config
+        command = neuron.plugin_command(package, checkpoint, deployment, served)
+        steps.say(f"an engine for {neuron.platform()}, which compiles all graphs")
+        return [neuron.compile_with_plugin(command)]
     with ExitStack() as stack:
         if not parallel_state_exists():
             stack.enter_context(one_rank())
