@@ -18,6 +18,7 @@ from vlmgen.terminal import console, print_json, steps
 if TYPE_CHECKING:
     from vlmgen.compile.graphs import Deployment, Graph
     from vlmgen.compile.neuron import NeuronResult
+    from vlmgen.compile.published import PublishedReport
     from vlmgen.compile.report import CompileReport
 
 NAME = "compile"
@@ -231,7 +232,7 @@ def _compile_published(package: Path, names: list[str], whole: bool, as_json: bo
         from vlmgen.compile.run import set_up_process
 
         set_up_process()
-        reports = []
+        reports: list[PublishedReport] = []
         for name in names_of(package, names):
             reports += compile_published(package, name, whole=whole, steps=shown)
     if as_json:

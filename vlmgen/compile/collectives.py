@@ -65,13 +65,12 @@ class CollectiveLowering:
         if name == "wait_tensor":
             return True, value
         members = self._groups.partition(given["group_name"])
-        shared = {"axis_name": AXIS, "axis_index_groups": members}
         if name == "all_reduce":
-            return True, jax.lax.psum(value, **shared)
+            return True, jax.lax.psum(value, AXIS, axis_index_groups=members)
         if name == "all_gather_into_tensor":
-            return True, jax.lax.all_gather(value, axis=0, tiled=True, **shared)
+            return True, jax.lax.all_gather(value, AXIS, axis_index_groups=members, tiled=True)
         if name == "reduce_scatter_tensor":
-            return True, jax.lax.psum_scatter(value, scatter_dimension=0, tiled=True, **shared)
+            return True, jax.lax.psum_scatter(value, AXIS, axis_index_groups=members, tiled=True)
         return False, None
 
     def _own_slice(self, number: int, args: tuple[Any, ...]) -> Any:

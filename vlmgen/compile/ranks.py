@@ -244,23 +244,25 @@ class RankRuns:
         package_own = [
             one for one in operators if not (one.name == "dynamic_slice" and one.node in starts)
         ]
+        digest = artifacts.digest(lowered.as_text())
+        artifact = executable_key(digest)
         request = {
-            "program": artifacts.digest(lowered.as_text()),
+            "program": digest,
             "interface": program.interface.to_dict(),
             "collectives": [asdict(own) for own in counted(operators)],
             "operators": census(operators),
             "findings": [
                 finding.to_dict() for finding in denied(package_own, program, self._builder.sources)
             ],
+            "artifact": artifact,
         }
-        request["artifact"] = executable_key(request["program"])
         cache = self._builder.cache
-        known = cache.get("programs", request["artifact"])
+        known = cache.get("programs", artifact)
         if known is None:
             executable = xla_cpu.compile_lowered(lowered)
             cost = {"cost": asdict(xla_cpu.cost_of(program.interface, executable))}
             known = cost, xla_cpu.serialized(executable)
-            cache.put("programs", request["artifact"], *known)
+            cache.put("programs", artifact, *known)
         cache.put("requests", split.keys[graph], request)
         return {**known[0], **request}, known[1]
 

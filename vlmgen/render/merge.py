@@ -286,8 +286,12 @@ def _joined(regions: Iterable[Region]) -> tuple[Region, ...]:
             shared += region.ours
             continue
         last = joined[-1] if joined else None
-        both = last is not None and last.theirs is not None and region.theirs is not None
-        if both and len(shared) <= _JOINED:
+        if (
+            last is not None
+            and last.theirs is not None
+            and region.theirs is not None
+            and len(shared) <= _JOINED
+        ):
             ours = last.ours + shared + region.ours
             joined[-1] = Region(ours, last.theirs + shared + region.theirs)
         else:

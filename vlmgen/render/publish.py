@@ -403,7 +403,7 @@ def _is_cache(name: str) -> bool:
     return name in CACHE_DIRECTORIES or name.endswith(CACHE_SUFFIX)
 
 
-def _link_or_copy(source: Path, destination: Path) -> None:
+def _link_or_copy(source: str | Path, destination: str | Path) -> None:
     try:
         os.link(source, destination, follow_symlinks=False)
     except OSError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from vlmgen.render.escaping import Rendered, dotted
+from vlmgen.spec.types import stated
 
 if TYPE_CHECKING:
     from vlmgen.spec.model import Spec
@@ -78,8 +79,8 @@ def _hugging_face_names(spec: Spec) -> dict[str, Any]:
     norms.append(("merger.norm", f"{merger}{names.merger.norm}"))
     return {
         "hf_blocks": dotted(blocks),
-        "hf_attention": dotted((names.qkv or names.q).rpartition(".")[0]),
-        "hf_mlp": dotted((names.fc1 or names.gate).rpartition(".")[0]),
+        "hf_attention": dotted(stated(names.qkv or names.q).rpartition(".")[0]),
+        "hf_mlp": dotted(stated(names.fc1 or names.gate).rpartition(".")[0]),
         "hf_merger": dotted(prefix.rstrip(".")) if prefix else "",
         "hf_norms": norms,
     }

@@ -6,9 +6,12 @@ import base64
 import mimetypes
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from vlmgen.errors import UsageError, VlmgenError
+
+if TYPE_CHECKING:
+    from openai.types.chat import ChatCompletionMessageParam
 
 DEFAULT_URL = "http://127.0.0.1:8000/v1"
 
@@ -83,7 +86,8 @@ def ask(
         name = model or client.models.list().data[0].id
         chunks = client.chat.completions.create(
             model=name,
-            messages=messages,  # type: ignore[arg-type]
+            # Videos are vLLM's addition to OpenAI's types.
+            messages=cast("list[ChatCompletionMessageParam]", messages),
             max_tokens=max_tokens,
             temperature=temperature,
             stream=True,

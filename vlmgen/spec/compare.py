@@ -261,8 +261,8 @@ def _value_changes(path: str, left: Any, right: Any, meaning: str) -> Iterator[C
     # Structure that one side lacks (null) is told value by value, as the other side states it.
     parts = [side for side in (left, right) if isinstance(side, SpecModel)]
     if parts and all(isinstance(side, SpecModel) or _missing(side) for side in (left, right)):
-        sides = [side if isinstance(side, SpecModel) else ABSENT for side in (left, right)]
-        yield from _model_changes(type(parts[0]), *sides, f"{path}.")
+        a, b = (side if isinstance(side, SpecModel) else ABSENT for side in (left, right))
+        yield from _model_changes(type(parts[0]), a, b, f"{path}.")
         return
     if _is_list_of_entries(left) or _is_list_of_entries(right):
         yield from _entry_changes(path, left, right, meaning)

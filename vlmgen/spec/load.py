@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from vlmgen.errors import Problem, SpecError
 from vlmgen.spec.axes import AXES, LATER_KEYS, Axis, show
@@ -137,7 +138,8 @@ def _schema_problems(document: Document, error: ValidationError) -> tuple[list[P
 
 def _without_repetition(document: Document, details: list[Any]) -> tuple[list[Any], list[Problem]]:
     """The first faults of every kind in every mapping, and a problem for those left out."""
-    kept, left_out = [], {}
+    kept = []
+    left_out: dict[tuple[str, Key], ErrorDetails] = {}
     seen: Counter[tuple[str, Key]] = Counter()
     for detail in details:
         group = (detail["type"], tuple(detail["loc"])[:-1])

@@ -15,6 +15,8 @@ from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from vlmgen.render.chain import TEMPLATES_FOLDER
 
+PartT = TypeVar("PartT")
+
 
 class SpecModel(BaseModel):
     """Strict base: unknown keys refused, no type coercion, frozen."""
@@ -28,6 +30,25 @@ class SpecModel(BaseModel):
         # Only `Spec` is ever validated by itself; building the parts too would double start-up.
         defer_build=True,
     )
+
+
+def stated(part: PartT | None) -> PartT:
+    """A part that a spec may leave out, where what the spec states elsewhere asks for it.
+
+    The rules of `vlmgen.spec.rules` demand it there, so no spec that was loaded gets an error.
+
+    Args:
+        part: The part, or None where the spec has none.
+
+    Returns:
+        The part.
+
+    Raises:
+        LookupError: The spec has none.
+    """
+    if part is None:
+        raise LookupError("a part of the spec is missing that a rule demands")
+    return part
 
 
 def _no_keyword(value: str) -> str:

@@ -315,7 +315,8 @@ def _rewrite_tensors(
     for rule in rules:
         ((verb, argument),) = rule.items()
         if verb == "rename":
-            tensors = {re.sub(*argument, name): tensor for name, tensor in tensors.items()}
+            pattern, replacement = argument
+            tensors = {re.sub(pattern, replacement, name): t for name, t in tensors.items()}
         elif verb == "transpose":
             tensors = {
                 name: t.transpose(-1, -2).contiguous() if re.search(argument, name) else t

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from vlmgen.spec.types import stated
 from vlmgen.validate.checks import Check, InputsOf, parent, spread
 from vlmgen.validate.driver import PackageDriver
 from vlmgen.validate.reference import Prompt, Reference
@@ -185,13 +186,13 @@ class HuggingFaceNames:
 
     def mlp(self, index: int) -> str:
         """A decoder layer's MLP, or what holds its experts."""
-        text = self._text
-        key = text.moe.router if self.has_experts(index) else text.gate or text.gate_up
-        return f"{self.layer(index)}.{parent(key)}"
+        if self.has_experts(index):
+            return parent(self.router(index))
+        return f"{self.layer(index)}.{parent(stated(self._text.gate or self._text.gate_up))}"
 
     def router(self, index: int) -> str:
         """A decoder layer's router."""
-        return f"{self.layer(index)}.{self._text.moe.router}"
+        return f"{self.layer(index)}.{stated(self._text.moe).router}"
 
     def shared(self, index: int) -> str | None:
         """A decoder layer's shared experts, where the family has them."""
@@ -383,7 +384,7 @@ def settled_tokens(reference: Reference, router: str, hidden: torch.Tensor) -> t
         router: Path of the router.
         hidden: What it receives, `[t, H]`.
     """
-    moe = reference.spec.text.moe
+    moe = stated(reference.spec.text.moe)
     module = reference.text.get_submodule(router)
     with torch.no_grad():
         scores = module(hidden)[0]

@@ -365,7 +365,7 @@ def store_results(report: Report, package: Path, family: str) -> Path:
     specs = package.resolve().parent.parent / "specs"
     if not (specs / f"{family}.yaml").is_file():
         raise UsageError(f"{specs} holds no {family}.yaml; figures are stored next to the spec")
-    groups = []
+    groups: list[dict[str, Any]] = []
     for name in dict.fromkeys(row.group for row in report.rows):
         rows = [row for row in report.rows if row.group == name]
         measured = [row for row in rows if row.value is not None and row.limit is not None]

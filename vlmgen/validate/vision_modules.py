@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from vlmgen.spec.types import stated
 from vlmgen.validate.checks import Check, InputsOf, parent, spread
 from vlmgen.validate.driver import Feature, PackageDriver
 from vlmgen.validate.pictures import moving_view, picture
@@ -202,11 +203,11 @@ class VisionNames:
 
     def attention(self, index: int) -> str:
         """A block's attention."""
-        return f"{self.block(index)}.{parent(self._names.qkv or self._names.q)}"
+        return f"{self.block(index)}.{parent(stated(self._names.qkv or self._names.q))}"
 
     def mlp(self, index: int) -> str:
         """A block's MLP."""
-        return f"{self.block(index)}.{parent(self._names.fc1 or self._names.gate)}"
+        return f"{self.block(index)}.{parent(stated(self._names.fc1 or self._names.gate))}"
 
     @property
     def patch_embed(self) -> str:
@@ -241,7 +242,8 @@ class VisionNames:
 
     def deepstack_merger(self, level: int) -> str:
         """The merger of one deepstack level."""
-        return self._root + self._names.deepstack.prefix.format(level=level).rstrip(".")
+        prefix = stated(self._names.deepstack).prefix
+        return self._root + prefix.format(level=level).rstrip(".")
 
     def sees_frame(self, index: int) -> bool:
         """Whether a block attends over the whole frame or tile."""
@@ -433,9 +435,10 @@ def hf_position(names: VisionNames, model: Reference, case: VisionCase) -> torch
     """By Hugging Face's own functions, which differ from tower to tower."""
     table = model.model.get_submodule(parent(names.position))
     t, h, w = case.grid[0].tolist()
-    if names.spec.position.kind == "learned_fixed":
+    kind = stated(names.spec.position).kind
+    if kind == "learned_fixed":
         return model.model.get_parameter(names.position)[0].repeat(t, 1)
-    if names.spec.position.kind == "learned_grid_sample_bicubic":
+    if kind == "learned_grid_sample_bicubic":
         from transformers.vision_utils import get_vision_position_ids
 
         places = get_vision_position_ids(case.grid, model.vision.spatial_merge_size)

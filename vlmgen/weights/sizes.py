@@ -76,7 +76,7 @@ def _text(text: TextSpec, published: Mapping[str, Any]) -> Iterator[Size]:
 def _vision(vision: VisionSpec, published: Mapping[str, Any]) -> Iterator[Size]:
     keys, inner = vision.keys, vision.mlp.intermediate_size
     patch = _side(published["patch_size"])
-    sizes = [
+    sizes: list[tuple[str, float | list[int]]] = [
         (keys.hidden_size, vision.hidden_size),
         (keys.depth, vision.depth),
         (keys.num_heads, vision.attention.num_heads),

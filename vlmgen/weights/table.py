@@ -10,9 +10,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
+from vlmgen.spec.types import stated
+
 if TYPE_CHECKING:
     from vlmgen.spec.model import Spec
-    from vlmgen.spec.weights import DeepstackWeights, MergerWeights, MlpWeights
+    from vlmgen.spec.text import TextMoe
+    from vlmgen.spec.weights import DeepstackWeights, MergerWeights, MlpWeights, TextWeights
 
 VERBS: Mapping[str, str] = {
     "rename": "as it is, or this rank's slice of it",
@@ -142,7 +145,7 @@ def _fused(parameter: str, keys: tuple[str, ...], bias: bool, verb: str) -> list
     ]
 
 
-def _gated(parameter: str, prefix: str, names: MlpWeights) -> list[WeightEntry]:
+def _gated(parameter: str, prefix: str, names: MlpWeights | TextWeights) -> list[WeightEntry]:
     """Gate, up and down projection of the text's gated MLP."""
     projections = (("gate", names.gate), ("up", names.up), ("down", names.down))
     return [_weight(f"{parameter}.{name}_proj", f"{prefix}{key}") for name, key in projections]
@@ -170,8 +173,8 @@ def _text_layers(spec: Spec) -> tuple[list[WeightEntry], list[WeightEntry], list
     if moe is None:
         return rows + _dense(spec), [], []
     if not moe.first_dense:
-        return rows + _experts(spec), [], []
-    return rows, _dense(spec), _experts(spec)
+        return rows + _experts(spec, moe), [], []
+    return rows, _dense(spec), _experts(spec, moe)
 
 
 def _dense(spec: Spec) -> list[WeightEntry]:
@@ -186,9 +189,10 @@ def _dense(spec: Spec) -> list[WeightEntry]:
     ]
 
 
-def _experts(spec: Spec) -> list[WeightEntry]:
-    moe, names = spec.text.moe, spec.weights.text.moe
-    prefix, own = spec.weights.text.layer, "layers.{layer}.mlp."
+def _experts(spec: Spec, moe: TextMoe) -> list[WeightEntry]:
+    names, prefix = stated(spec.weights.text.moe), spec.weights.text.layer
+    own = "layers.{layer}.mlp."
+    gate_up: tuple[str, ...]
     rows = [_weight(f"{own}router", f"{prefix}{names.router}")]
     if moe.router == "sigmoid_bias":
         bias = f"{prefix}{names.correction_bias}"
@@ -203,7 +207,7 @@ def _experts(spec: Spec) -> list[WeightEntry]:
     rows.append(WeightEntry(f"{own}gate_up_weight", gate_up, verb))
     rows.append(WeightEntry(f"{own}down_weight", (down,), verb))
     if moe.shared is not None:
-        rows += _gated(f"{own}shared", prefix, names.shared)
+        rows += _gated(f"{own}shared", prefix, stated(names.shared))
     return rows
 
 
@@ -217,17 +221,15 @@ def _vision(spec: Spec) -> list[WeightEntry]:
         "patch_embed.proj", names.patch_embed, vision.patch_embed.bias, "flatten_transpose"
     )
     if vision.class_token is not None:
-        rows.append(WeightEntry("patch_embed.class_token", (names.class_token,), "squeeze"))
+        rows.append(WeightEntry("patch_embed.class_token", (stated(names.class_token),), "squeeze"))
     if vision.embed_norm is not None:
-        rows += _norm("embed_norm", names.embed_norm, vision.embed_norm.kind)
+        rows += _norm("embed_norm", stated(names.embed_norm), vision.embed_norm.kind)
     if vision.position is not None:
-        bare = vision.class_token is not None
-        key, verb = (
-            (names.pos_embed, "squeeze") if bare else (f"{names.pos_embed}.weight", "rename")
-        )
+        bare, table = vision.class_token is not None, stated(names.pos_embed)
+        key, verb = (table, "squeeze") if bare else (f"{table}.weight", "rename")
         rows.append(WeightEntry("pos_embed.pos_embed_weight", (key,), verb))
     if vision.final_norm is not None:
-        rows += _norm("final_norm", names.final_norm, vision.final_norm.kind)
+        rows += _norm("final_norm", stated(names.final_norm), vision.final_norm.kind)
     return rows
 
 
@@ -261,7 +263,7 @@ def _merger(spec: Spec) -> list[WeightEntry]:
     prefix = names.prefix or ""
     if merger.op == "window":
         return _window_merger("merger", names, merger.norm, merger.bias, prefix)
-    rows = _linear("merger.conv", names.conv, True, "window_conv")
+    rows = _linear("merger.conv", stated(names.conv), True, "window_conv")
     rows += _linear("merger.fc1", f"{prefix}{names.fc1}", merger.bias)
     rows += _norm("merger.norm", f"{prefix}{names.norm}", merger.norm)
     for name in ("gate", "up", "down"):
@@ -280,8 +282,9 @@ def _window_merger(
 
 
 def _vision_level(spec: Spec) -> list[WeightEntry]:
-    names, deepstack = spec.weights.vision.deepstack, spec.vision.deepstack
+    deepstack = spec.vision.deepstack
     if deepstack is None:
         return []
+    names = stated(spec.weights.vision.deepstack)
     own, merger = "deepstack_merger_list.{level}", deepstack.merger
     return _window_merger(own, names, merger.norm, merger.bias, names.prefix)

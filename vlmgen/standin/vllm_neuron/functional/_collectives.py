@@ -35,7 +35,7 @@ def all_gather(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup | None) 
     Returns:
         The input with ``dim`` as many times longer as the group has ranks.
     """
-    if group_size(group) == 1:
+    if group is None or group_size(group) == 1:
         return tensor
     # The functional collective gathers dim 0 fastest, so the wanted dim goes there and back.
     rows = tensor.movedim(dim, 0).contiguous()
@@ -45,7 +45,7 @@ def all_gather(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup | None) 
 
 def all_reduce_sum(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
     """Sum a tensor over the group; the input is left as it was."""
-    if group_size(group) == 1:
+    if group is None or group_size(group) == 1:
         return tensor
     return funcol.wait_tensor(funcol.all_reduce(tensor.contiguous(), "sum", group))
 
@@ -60,7 +60,7 @@ def reduce_scatter_sum(tensor: torch.Tensor, group: dist.ProcessGroup | None) ->
     Returns:
         ``[T / size, ...]``: rank r has rows r*T/size to (r+1)*T/size - 1 of the sum.
     """
-    if group_size(group) == 1:
+    if group is None or group_size(group) == 1:
         return tensor
     scattered = _scatter(tensor.contiguous(), "sum", 0, group)
     return funcol.wait_tensor(scattered)

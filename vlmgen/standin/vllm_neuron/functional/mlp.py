@@ -90,7 +90,8 @@ def mlp(
     """
     if hidden.dim() != 2:
         raise ValueError(f"mlp: hidden must be [T, H], not {list(hidden.shape)}")
-    if gate_w is None and not skip_gate:
+    gate = None if skip_gate else gate_w
+    if gate is None and not skip_gate:
         raise TypeError("mlp: gate_w is None; only skip_gate=True works without a gate")
     if norm_type == NormType.RMS_NORM and ln_w is None:
         raise TypeError("mlp: NormType.RMS_NORM needs ln_w on a CPU")
@@ -101,10 +102,10 @@ def mlp(
     summed = hidden if fused_add_tensor is None else hidden + fused_add_tensor
     x = norm_in_input_dtype(summed, norm_type, ln_w, norm_b, eps)
     up = _linear(x, up_w, up_b)
-    if skip_gate:
+    if gate is None:
         inner = _activate(up, act_fn)
     else:
-        inner = _activate(_linear(x, gate_w, gate_b), act_fn) * up
+        inner = _activate(_linear(x, gate, gate_b), act_fn) * up
     output = _linear(inner, down_w, down_b)
     if store_fused_add_result and fused_add_tensor is not None:
         return output, summed

@@ -92,7 +92,7 @@ class VocabDimShardedEmbedding(nn.Module):
             f"{self.tp_size} ranks"
         )
         if rank is None:
-            start = self.vocab_start_idx
+            start: int | torch.Tensor = self.vocab_start_idx
         else:
             start = rank.reshape(-1)[0].to(input.dtype) * self.vocab_size_per_rank
         local = input - start

@@ -1,11 +1,18 @@
 """Sampling as a module, configured once and called with per-request settings."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from ..functional._collectives import group_size
 from ..functional.sampling import sample
+
+if TYPE_CHECKING:
+    from ..model.neuron_config import OnDeviceSamplingConfig
 
 __all__ = ["Sampler"]
 
@@ -14,12 +21,14 @@ class Sampler(nn.Module):
     """Turns logits into token ids, with an optional mask of allowed tokens."""
 
     def __init__(
-        self, sampling_config: object, process_group: dist.ProcessGroup | None = None
+        self,
+        sampling_config: OnDeviceSamplingConfig,
+        process_group: dist.ProcessGroup | None = None,
     ) -> None:
         """Read the configuration.
 
         Args:
-            sampling_config: an ``OnDeviceSamplingConfig``.
+            sampling_config: how tokens are sampled.
             process_group: ranks that hold the vocabulary shards; None is no sharding.
         """
         super().__init__()
@@ -56,9 +65,10 @@ class Sampler(nn.Module):
         if logit_mask is not None:
             allowed = self._shard_of_mask(logit_mask, logits.shape[-1], tp_rank)
             logits = logits.masked_fill(~allowed, float("-inf"))
-        if self.all_greedy or sampling_params is None:
-            top_k, top_p, temperature = -1, 1.0, 1.0
-        else:
+        top_k: int | torch.Tensor = -1
+        top_p: float | torch.Tensor = 1.0
+        temperature: float | torch.Tensor = 1.0
+        if not self.all_greedy and sampling_params is not None:
             top_k = sampling_params[:, 0].to(torch.int32)
             top_p = sampling_params[:, 1]
             temperature = sampling_params[:, 2]

@@ -13,6 +13,7 @@ from typing import Any
 
 from vllm.config import VllmConfig
 from vllm_neuron.utils.vision_utils import get_vision_token_merge_factor
+from vllm_neuron.vllm.settings import additional_config_of
 from vllm_neuron.vllm.worker.vision_sizes import EncoderCacheSizes, encoder_cache_sizes
 
 __all__ = ["VisionLimits", "frames_of"]
@@ -47,7 +48,7 @@ class VisionLimits:
                 the number of blocks open.
         """
         hf_config = vllm_config.model_config.hf_config
-        vision = vllm_config.additional_config["vision_neuron_config"]
+        vision = additional_config_of(vllm_config)["vision_neuron_config"]
         factor = get_vision_token_merge_factor(hf_config)
         buckets = vision["num_vision_tokens_buckets"]
         rows = vision["vision_attention_block_size"] // factor
@@ -126,7 +127,7 @@ def frames_of(position: Any, data: Mapping[str, Any] | None = None) -> list[int]
 def cache_sizes(vllm_config: VllmConfig, scheduler_encoder_cache_size: int) -> EncoderCacheSizes:
     """Sizes of the encoder cache, see :func:`encoder_cache_sizes`."""
     hf_config = vllm_config.model_config.hf_config
-    vision = vllm_config.additional_config["vision_neuron_config"]
+    vision = additional_config_of(vllm_config)["vision_neuron_config"]
     return encoder_cache_sizes(
         hf_config.vision_config,
         vllm_config.model_config.get_hidden_size(),

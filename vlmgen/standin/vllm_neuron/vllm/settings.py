@@ -20,7 +20,7 @@ from vllm_neuron.vllm.worker.vision_sizes import default_buckets, resolve_vision
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-__all__ = ["check_engine", "resolve_additional_config"]
+__all__ = ["additional_config_of", "check_engine", "resolve_additional_config"]
 
 MAX_MODEL_LEN = 16384  # longest prompt that the plugin computes in one piece
 QUANTIZATIONS = (None, "bf16")
@@ -101,6 +101,18 @@ def _engine_problems(vllm_config: VllmConfig) -> Any:
         yield "VLLM_USE_V2_MODEL_RUNNER is set: the plugin's runner has the older interface; unset"
 
 
+def additional_config_of(vllm_config: VllmConfig) -> Mapping[str, Any]:
+    """`additional_config` as the object that it is for this platform; vLLM would take others.
+
+    Raises:
+        ValueError: it is no object.
+    """
+    given = vllm_config.additional_config
+    if not isinstance(given, Mapping):
+        raise ValueError(f"additional_config must be an object, got {given!r}")
+    return given
+
+
 def resolve_additional_config(vllm_config: VllmConfig) -> tuple[NeuronConfig, bool]:
     """Check `additional_config` and fill in what was left open, in place; idempotent.
 
@@ -110,10 +122,7 @@ def resolve_additional_config(vllm_config: VllmConfig) -> tuple[NeuronConfig, bo
     Raises:
         ValueError: an unknown key, with the nearest known one, or an illegal value.
     """
-    given = vllm_config.additional_config
-    if not isinstance(given, Mapping):
-        raise ValueError(f"additional_config must be an object, got {given!r}")
-    given = copy.deepcopy(dict(given))
+    given = copy.deepcopy(dict(additional_config_of(vllm_config)))
     for key in given:
         if key not in _TOP_LEVEL:
             near = difflib.get_close_matches(str(key), _TOP_LEVEL, n=1)

@@ -156,8 +156,8 @@ def attention_decode(
             KV heads, attention data parallelism or context parallelism.
         ValueError: n_kv does not divide n_q, swa_start_pos_ids without pos_ids, pos_ids without a
             table, S_ctx no multiple of 128.
-        AssertionError: no table or one that is not int32, no V_cache or one of other dims,
-            update_cache without slots, an active mask of the wrong shape.
+        AssertionError: no W_qkv, no table or one that is not int32, no K_cache, no V_cache or one
+            of other dims, update_cache without slots, an active mask of the wrong shape.
         IndexError: S_ctx cannot be laid out in whole tiles.
         AttributeError: neither pos_ids nor attention_mask.
     """
@@ -184,6 +184,8 @@ def attention_decode(
         "attention_decode: V_cache must be [nb, n_kv, block, d] or [nb, block, d], "
         f"not {None if V_cache is None else list(V_cache.shape)}"
     )
+    assert K_cache is not None, "attention_decode: K_cache is required"
+    assert W_qkv is not None, "attention_decode: W_qkv is required"
     num_kv_heads = V_cache.shape[1] if V_cache.dim() == 4 else 1
     block_len, d = V_cache.shape[-2:]
     batch, new_tokens, hidden = X.shape

@@ -1,5 +1,7 @@
 """One gated expert, as the mixture-of-experts operators share it."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from nkilib.core.utils.common_types import ActFnType
@@ -16,12 +18,16 @@ def clamp_between(x: torch.Tensor, low: float | None, high: float | None) -> tor
     return x.clamp(min=low, max=high)
 
 
-def expert_activation(x: torch.Tensor, act_fn: ActFnType) -> torch.Tensor | None:
-    """Apply SiLU, erf GELU or the Swish of the MoE operators; None for any other."""
+def expert_activation(act_fn: ActFnType) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """SiLU, erf GELU or the Swish of the MoE operators; None for any other."""
     if act_fn == ActFnType.SiLU:
-        return F.silu(x)
+        return F.silu
     if act_fn == ActFnType.GELU:
-        return F.gelu(x)
+        return F.gelu
     if act_fn == ActFnType.Swish:
-        return x * torch.sigmoid(SWISH_FACTOR * x)
+        return _swish
     return None
+
+
+def _swish(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.sigmoid(SWISH_FACTOR * x)

@@ -121,14 +121,16 @@ def moe_block_tkg(
     for what, values in unsupported.items():
         if any(value is not None for value in values):
             raise NotImplementedError(f"moe_block_tkg: {what} has no CPU path")
-    if hidden_act_fn not in (ActFnType.SiLU, ActFnType.GELU, ActFnType.Swish):
+    activation = expert_activation(hidden_act_fn)
+    if activation is None:
         raise NotImplementedError(f"moe_block_tkg: {hidden_act_fn} has no CPU path")
 
     tokens = inp.reshape(-1, inp.shape[-1])
     hidden = tokens.shape[1]
     local, routed = expert_gate_up_weights.shape[0], router_weights.shape[1]
     check_kernel_sizes("moe_block_tkg", (hidden % 256 == 0, f"H % 256 == 0, not {hidden}"))
-    if local < routed and rank_id is None:
+    rank = rank_id if local < routed else None
+    if rank is None and local < routed:
         raise RuntimeError(
             f"moe_block_tkg: {local} of {routed} experts are local: rank_id is needed"
         )
@@ -151,8 +153,8 @@ def moe_block_tkg(
     if expert_affinities_scaling_mode == ExpertAffinityScaleMode.NO_SCALE:
         best = torch.ones_like(best)
     affinities = torch.zeros_like(logits).scatter(-1, selected, best)  # [T, E]
-    if local < routed:
-        columns = rank_id.reshape(-1)[0].long() * local + torch.arange(local, device=inp.device)
+    if rank is not None:
+        columns = rank.reshape(-1)[0].long() * local + torch.arange(local, device=inp.device)
         affinities = affinities.index_select(1, columns)
 
     gate_up = torch.einsum("th,ehci->etci", x, expert_gate_up_weights.float())
@@ -160,7 +162,7 @@ def moe_block_tkg(
         gate_up = gate_up + expert_gate_up_bias.float().unsqueeze(1)
     gate = clamp_between(gate_up[:, :, 0], gate_clamp_lower_limit, gate_clamp_upper_limit)
     up = clamp_between(gate_up[:, :, 1], up_clamp_lower_limit, up_clamp_upper_limit)
-    inner = expert_activation(gate, hidden_act_fn) * up
+    inner = activation(gate) * up
     output = torch.bmm(inner, expert_down_weights.float())  # [E_local, T, H]
     if expert_down_bias is not None:
         output = output + expert_down_bias.float().unsqueeze(1)

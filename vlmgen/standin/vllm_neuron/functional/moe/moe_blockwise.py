@@ -3,7 +3,14 @@
 Shapes: T tokens, E experts on this rank, k experts per token, N blocks.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import torch
+
+if TYPE_CHECKING:
+    from vllm.distributed.parallel_state import GroupCoordinator
 
 __all__ = ["build_blockwise_mapping"]
 
@@ -13,7 +20,7 @@ def build_blockwise_mapping(
     num_local_experts: int,
     num_experts_per_token: int,
     block_size: int,
-    moe_group: object | None,
+    moe_group: GroupCoordinator | None,
     tp_degree: int = 1,
     padding_mask: torch.Tensor | None = None,
     rank: torch.Tensor | None = None,
@@ -41,6 +48,7 @@ def build_blockwise_mapping(
 
     Raises:
         IndexError: more non-zero affinities per token than k.
+        ValueError: the counting is to be shared, and moe_group is None.
     """
     tokens = expert_affinities.shape[0]
     experts = num_local_experts
@@ -75,12 +83,17 @@ def build_blockwise_mapping(
 
 
 def _running_count(
-    chosen: torch.Tensor, moe_group: object | None, tp_degree: int, rank: torch.Tensor | None
+    chosen: torch.Tensor,
+    moe_group: GroupCoordinator | None,
+    tp_degree: int,
+    rank: torch.Tensor | None,
 ) -> torch.Tensor:
     """Count each expert's tokens up to and including each row; ranks share the experts."""
     experts = chosen.shape[1]
     if tp_degree == 1 or experts % tp_degree:
         return torch.cumsum(chosen.to(torch.int64), dim=0)
+    if moe_group is None:
+        raise ValueError(f"build_blockwise_mapping: tp_degree {tp_degree} needs a moe_group")
     share = experts // tp_degree
     place = moe_group.rank_in_group if rank is None else rank.reshape(-1)[0].long()
     columns = torch.arange(share) + place * share

@@ -158,12 +158,12 @@ def moe_cte(
         gate_up = gate_up + gate_and_up_proj_bias.unsqueeze(1)
     gate = clamp_between(gate_up[:, :, 0], gate_clamp_lower_limit, gate_clamp_upper_limit)
     up = clamp_between(gate_up[:, :, 1], up_clamp_lower_limit, up_clamp_upper_limit)
-    activated = expert_activation(gate, activation_function)
-    if activated is None:
+    activation = expert_activation(activation_function)
+    if activation is None:
         raise ValueError(
             f"moe_cte: {activation_function} has no CPU path, only SiLU, GELU and Swish"
         )
-    inner = activated * up
+    inner = activation(gate) * up
     if expert_affinities_scaling_mode == mode.PRE_SCALE_DELAYED:
         inner = (inner * weights).to(hidden_states.dtype)
     output = torch.bmm(inner, down_proj_weight)  # [E, T, H]

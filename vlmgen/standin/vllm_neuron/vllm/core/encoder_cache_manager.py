@@ -8,10 +8,11 @@ unused item is evicted, before that happens.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import cast
 
 from vllm.config import VllmConfig
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
+from vllm.v1.request import Request
 from vllm_neuron.vllm.limits import VisionLimits, frames_of
 
 __all__ = ["BlockEncoderCacheManager"]
@@ -45,14 +46,14 @@ class BlockEncoderCacheManager(EncoderCacheManager):
         super().reset()
         self._embeds.clear()
 
-    def get_cached_num_encoder_embeds(self, request: Any, input_id: int) -> int | None:
+    def get_cached_num_encoder_embeds(self, request: Request, input_id: int) -> int | None:
         """Rows of a cached item, or None."""
         mm_hash = request.mm_features[input_id].identifier
         return self._embeds.get(mm_hash) if mm_hash in self.cached else None
 
     def can_allocate(
         self,
-        request: Any,
+        request: Request,
         input_id: int,
         encoder_compute_budget: int,
         num_embeds_to_schedule: int,
@@ -62,24 +63,29 @@ class BlockEncoderCacheManager(EncoderCacheManager):
             return False
         if num_embeds_to_schedule == 0:
             self._pending = 0
-        whole = _WholeBlocks(request, self._limits)
+        whole = _whole_blocks(request, self._limits)
         size = whole.get_num_encoder_embeds(input_id)
         if not super().can_allocate(whole, input_id, size, self._pending):
             return False
         self._pending += size
         return True
 
-    def allocate(self, request: Any, input_id: int) -> None:
+    def allocate(self, request: Request, input_id: int) -> None:
         """Take the item's blocks."""
         mm_hash = request.mm_features[input_id].identifier
         self._embeds[mm_hash] = request.get_num_encoder_embeds(input_id)
-        super().allocate(_WholeBlocks(request, self._limits), input_id)
+        super().allocate(_whole_blocks(request, self._limits), input_id)
+
+
+def _whole_blocks(request: Request, limits: VisionLimits) -> Request:
+    """A request for vLLM's manager, which looks at what `_WholeBlocks` has and no more."""
+    return cast(Request, _WholeBlocks(request, limits))
 
 
 class _WholeBlocks:
     """A request whose items have the size of their blocks."""
 
-    def __init__(self, request: Any, limits: VisionLimits) -> None:
+    def __init__(self, request: Request, limits: VisionLimits) -> None:
         self.request_id = request.request_id
         self.mm_features = request.mm_features
         self._limits = limits

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from vllm import ModelRegistry
-from vllm.config import VllmConfig
+from vllm.config import ModelConfig, VllmConfig
 from vllm.logger import init_logger
 from vllm_neuron.model.interfaces import (
     SupportsMRoPE,
@@ -19,12 +19,18 @@ from vllm_neuron.model.interfaces import (
 from vllm_neuron.model.neuron_config import NeuronConfig, VisionNeuronConfig
 from vllm_neuron.vllm.worker.call_signatures import RunnerContractError
 
-__all__ = ["load_model"]
+__all__ = ["dtype_of", "load_model"]
 
 logger = init_logger(f"vllm.{__name__}")
 
 TEXT_MEMBERS = ("get_kv_spec", "bind_kv_cache", "load_weights")
 VISION_MEMBERS = ("visual", "embed_multimodal")
+
+
+def dtype_of(model_config: ModelConfig) -> torch.dtype:
+    """The engine's dtype; names like `auto` are resolved before there is a worker."""
+    assert isinstance(model_config.dtype, torch.dtype)
+    return model_config.dtype
 
 
 def load_model(
@@ -51,7 +57,7 @@ def load_model(
     factory, _ = ModelRegistry.resolve_model_cls(
         model_config.architecture, model_config=model_config
     )
-    config = _with_dtype(model_config.hf_config, model_config.dtype)
+    config = _with_dtype(model_config.hf_config, dtype_of(model_config))
     with torch.device("meta"):
         if vision_config is None:
             model = factory.from_configs(config, neuron_config)

@@ -23,7 +23,7 @@ from vllm.multimodal.encoder_budget import MultiModalBudget
 from vllm.multimodal.utils import group_and_batch_mm_kwargs
 from vllm.sampling_params import SamplingType
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, LogprobsTensors, ModelRunnerOutput
 from vllm.v1.sample.logits_processor import build_logitsprocs
 from vllm.v1.sample.sampler import Sampler
@@ -38,7 +38,7 @@ from vllm_neuron.vllm.worker.encoder_cache_blocks import EncoderCacheBlocks
 from vllm_neuron.vllm.worker.gather_mm_embeddings import gather_mm_embeddings
 from vllm_neuron.vllm.worker.graph_log import GraphRecorder
 from vllm_neuron.vllm.worker.logit_masks import LogitMasks
-from vllm_neuron.vllm.worker.model_loading import load_model
+from vllm_neuron.vllm.worker.model_loading import dtype_of, load_model
 from vllm_neuron.vllm.worker.text_inputs import TextInputs, bucket_of
 
 __all__ = ["NeuronModelRunner"]
@@ -113,7 +113,7 @@ class NeuronModelRunner:
             sizes.num_blocks,
             sizes.cache_block_size,
             sizes.fat_dim,
-            dtype=self.model_config.dtype,
+            dtype=dtype_of(self.model_config),
             device=self.device,
             min_hold_time_ms=vision.encoder_cache_min_hold_time_ms or 0.0,
         )
@@ -156,9 +156,9 @@ class NeuronModelRunner:
 
     # ----------------------------------------------------------------------------------- caches
 
-    def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
+    def get_kv_cache_spec(self) -> dict[str, FullAttentionSpec]:
         """vLLM's description of the layers that the package names."""
-        dtype = self.model_config.dtype
+        dtype = dtype_of(self.model_config)
         return {
             layer.name: FullAttentionSpec(
                 block_size=self.vllm_config.cache_config.block_size,
@@ -441,6 +441,7 @@ class NeuronModelRunner:
     def _init_mrope(self, state: CachedRequestState) -> None:
         """Positions of a new request; computed once, while its processor outputs are there."""
         tokens = state.prompt_token_ids
+        assert tokens is not None  # a state without prompt embeddings has token ids
         features = [f for f in state.mm_features if f.modality != "prompt_embeds"]
         positions, delta = self.model.get_mrope_input_positions(tokens, features)
         if positions.dtype != torch.int64 or positions.shape != (3, len(tokens)):

@@ -21,6 +21,7 @@ from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 from vllm_neuron.model import registry
 from vllm_neuron.model.neuron_config import NeuronConfig, VisionNeuronConfig
 from vllm_neuron.parallel import neuron_parallel_state
+from vllm_neuron.vllm.settings import additional_config_of
 from vllm_neuron.vllm.worker.neuron_model_runner import NeuronModelRunner
 
 __all__ = ["NeuronWorker"]
@@ -53,7 +54,7 @@ class NeuronWorker(WorkerBase):
     def init_device(self) -> None:
         """Make the groups of both towers and the runner."""
         self.device = torch.device("cpu")
-        config = self.vllm_config.additional_config
+        config = additional_config_of(self.vllm_config)
         text = NeuronConfig.from_dict(config["neuron_config"])
         vision = None
         if config.get("vision_neuron_config") is not None:
@@ -88,7 +89,7 @@ class NeuronWorker(WorkerBase):
 
     def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
         """One entry per decoder layer."""
-        return self.model_runner.get_kv_cache_spec()
+        return {**self.model_runner.get_kv_cache_spec()}
 
     def get_supported_kv_cache_layouts(self) -> list[str]:
         """Head before token inside a block, the only one."""
