@@ -6,7 +6,7 @@
 #   make test-fast  the tests that take seconds
 #   make docs       the generated pages of docs/
 #   make proofs     every proof of every family, stored for `vlmgen families` and the READMEs
-#   make lint       ruff, and the drift check
+#   make lint       ruff, mypy, and the drift check
 #   make bench      the benchmarks, each printing ratios
 #   make generate   regenerate every package from its spec, and docs/families.md
 #   make wheel      dist/vlmgen-*.whl
@@ -85,6 +85,7 @@ test-fast: $(STAMP)
 
 lint: $(STAMP)
 	$(BIN)/ruff check vlmgen tests benchmarks generated requirements
+	$(BIN)/mypy
 	$(BIN)/vlmgen check --all
 
 bench: $(STAMP)
