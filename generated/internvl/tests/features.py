@@ -37,19 +37,18 @@ def features_of(
     """
     tokens, token = inputs["input_ids"][0].tolist(), config.image_token_id
     runs = iter(runs_of(tokens, token))
-    rows = inputs.get("pixel_values")
-    found = []
+    found, seen = [], 0
     for number in frames:
         modality = "video" if number else "image"
         own = [next(runs) for _ in range(number or 1)]
         tiles = number or (own[0][1] - own[0][0]) // config.image_seq_length
         pixels, counts, unused = KEYS[modality]
         data = {
-            pixels: FieldElement(rows[:tiles]),
+            pixels: FieldElement(inputs["pixel_values"][seen : seen + tiles]),
             counts: FieldElement(torch.tensor(tiles), "batched"),
             unused: FieldElement(torch.tensor(token), "shared"),
         }
-        rows = rows[tiles:]
+        seen += tiles
         place = (own[0][0] - 1, own[-1][1] + 1)  # `<img> c c </img>`
         found.append(make_feature(modality, data, tokens, *place, embed=token))
     return found
