@@ -451,6 +451,19 @@ def test_device_only_operators_say_so(name: str) -> None:
         function(**required)
 
 
+@pytest.mark.parametrize("operand", ["W_qkv", "K_cache", "V_cache", "active_blocks_table"])
+def test_absent_operand_of_a_decode_step_is_named(operand: str) -> None:
+    case = case_of("attention_decode", "b3_kv2_full_bf16")
+    with pytest.raises(AssertionError, match=f"attention_decode: {operand} (is required|must be)"):
+        run_case(case, **{operand: None, "pos_ids": None})
+
+
+def test_absent_group_of_a_shared_count_is_named() -> None:
+    blockwise = importlib.import_module("vllm_neuron.functional.moe.moe_blockwise")
+    with pytest.raises(ValueError, match="tp_degree 2 needs a moe_group"):
+        blockwise.build_blockwise_mapping(torch.ones(3, 4), 4, 4, 2, moe_group=None, tp_degree=2)
+
+
 # --- the kernels' size gates ------------------------------------------------------------------
 
 WIDE = {"hidden": torch.zeros(1, 4, 256), "qkv_weights": torch.zeros(256, 192)}

@@ -127,3 +127,11 @@ def test_rows_of_the_families_own_axes(
     table = weight_table(load_spec(repository / "specs" / f"{family}.yaml"))
     (entry,) = (row for _, rows in table.groups() for row in rows if row.parameter == parameter)
     assert (len(entry.keys), entry.verb) == (keys, verb)
+
+
+def test_a_part_that_a_rule_demands_is_never_taken_for_absent(repository: Path) -> None:
+    spec = load_spec(repository / "specs" / "qwen3_vl.yaml")
+    vision = spec.weights.vision.model_copy(update={"pos_embed": None})
+    weights = spec.weights.model_copy(update={"vision": vision})
+    with pytest.raises(LookupError, match="a part of the spec is missing that a rule demands"):
+        weight_table(spec.model_copy(update={"weights": weights}))
