@@ -7,10 +7,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from vlmgen.compile.graphs import KINDS
 from vlmgen.compile.report import CompileReport, GraphReport
+from vlmgen.pages import render_page
 
 CORE_BYTES = 24 * 2**30
 """Memory of one logical core of Trainium2: 96 GiB over four of them."""
@@ -32,15 +31,9 @@ _MOST_OPERATORS = 24
 
 def page(report: CompileReport) -> str:
     """The whole page."""
-    environment = Environment(
-        loader=PackageLoader("vlmgen.compile", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    return environment.get_template("page.html.j2").render(
+    return render_page(
+        "vlmgen.compile",
+        "page.html.j2",
         report=report,
         memory=_memory(report),
         roofline=_roofline(report.graphs),
