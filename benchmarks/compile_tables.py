@@ -256,17 +256,15 @@ def rank_rows() -> Iterable[Sequence[str]]:
 
 
 def published_rows() -> Iterable[Sequence[str]]:
-    """A row per checkpoint; of those whose whole depth was compiled, those figures."""
+    """A row per checkpoint: from some layers, and what its whole depth took."""
     yield ("checkpoint", "layers", "GFLOP by XLA", "by the spec", "weights GiB", "caches GiB",
-           "s")  # fmt: skip
-    whole = stored("whole")
-    some = stored("published")
+           "s", "whole depth")  # fmt: skip
+    some, whole = stored("published"), stored("whole")
     for name in checkpoints():
-        own, deep = some.get(name), whole.get(name, {})
-        if own is None:
-            yield (name, "not run", "", "", "", "", "")
+        if name not in some:
+            yield (name, "not run", *[""] * 6)
             continue
-        graphs = deep.get("graphs") or own["graphs"]
+        graphs = some[name]["graphs"]
         yield (
             name,
             f"{graphs['vision']['layers']}, {graphs['decode']['layers']}",
@@ -274,8 +272,24 @@ def published_rows() -> Iterable[Sequence[str]]:
             " / ".join(f"{graphs[kind]['flops'] / graphs[kind]['spec']:.3f}" for kind in KINDS),
             f"{graphs['decode']['weights'] / 2**30:.2f}",
             f"{graphs['decode']['caches'] / 2**30:.2f}",
-            f"{own['seconds']:.0f}" + (f", {deep['seconds']:.0f}" if deep.get("graphs") else ""),
+            f"{some[name]['seconds']:.0f}",
+            whole_depth(graphs, whole.get(name)),
         )
+
+
+def whole_depth(some: dict[str, Any], entry: dict[str, Any] | None) -> str:
+    """Which graphs were compiled whole, in which time and memory, and how far the sum was off."""
+    if entry is None:
+        return "not run"
+    whole = entry["graphs"]
+    said = "; ".join(entry["problems"])
+    if not whole:
+        return f"none: {said}"
+    off = max(abs(some[kind]["flops"] / whole[kind]["flops"] - 1) for kind in whole)
+    memory = max(graph["memory"] for graph in whole.values()) / 2**30
+    done = "all" if len(whole) == len(KINDS) else ", ".join(kind for kind in KINDS if kind in whole)
+    figures = f"{done}: {entry['seconds']:.0f} s, {memory:.1f} GiB, {off:.0e}"
+    return f"{figures}; then {said}" if said else figures
 
 
 TABLES: dict[str, Callable[[], Iterable[Sequence[str]]]] = {

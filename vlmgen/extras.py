@@ -21,6 +21,7 @@ EXTRA_MODULES = frozenset(
         "openai",
         "jax",
         "torchax",
+        "google",  # protobuf
     )
 )
 

@@ -43,16 +43,27 @@ def answers_of(client, prompts, at_once=1):
         return list(pool.map(partial(complete, client), prompts))
 
 
+def prompts_of(mixes=MIXES, of_each=PER_MIX):
+    """Name of a prompt -> its parts."""
+    return {
+        f"{mix} {index}": parts_of(mix, index) for mix in mixes for index in range(of_each)
+    }
+
+
+def check_answer(name, answer, wanted):
+    """An answer's tokens are the same as those of another, its log-probabilities nearly."""
+    (tokens, logprobs), (wanted_tokens, wanted_logprobs) = answer, wanted
+    assert tokens == wanted_tokens, name
+    worst = max(abs(a - b) for a, b in zip(logprobs, wanted_logprobs, strict=True))
+    assert worst <= LOGPROB_LIMIT, f"{name}: {worst}"
+
+
 def check_prompts(client, reference, mixes=MIXES, of_each=PER_MIX, at_once=1):
     """Some prompts of each mix: tokens and log-probabilities as Hugging Face has them."""
-    prompts = {(mix, index): parts_of(mix, index) for mix in mixes for index in range(of_each)}
+    prompts = prompts_of(mixes, of_each)
     answers = answers_of(client, prompts.values(), at_once)
-    for ((mix, index), parts), (tokens, logprobs) in zip(prompts.items(), answers, strict=True):
-        prompt = reference.prompt(f"{mix} {index}", *parts)
-        wanted, wanted_logprobs = greedy(reference, prompt)
-        assert tokens == wanted, prompt.name
-        worst = max(abs(a - b) for a, b in zip(logprobs, wanted_logprobs, strict=True))
-        assert worst <= LOGPROB_LIMIT, f"{prompt.name}: {worst}"
+    for (name, parts), answer in zip(prompts.items(), answers, strict=True):
+        check_answer(name, answer, greedy(reference, reference.prompt(name, *parts)))
 
 
 @pytest.mark.parametrize("mix", MIXES)
@@ -68,13 +79,9 @@ def test_stock_vllm_gives_the_same_tokens_and_logprobs(client, checkpoint, tmp_p
         "--no-enable-prefix-caching", "--served-model-name", "tiny",
         "--media-io-kwargs", json.dumps(VIDEO_OPTIONS),
     )  # fmt: skip
+    prompts = prompts_of()
     with stock_server(checkpoint, tmp_path, *options) as stock:
-        prompts = {(mix, index): parts_of(mix, index) for mix in MIXES for index in range(PER_MIX)}
-        ours = answers_of(client, prompts.values(), at_once=4)
         theirs = answers_of(stock.client(), prompts.values(), at_once=4)
-        for name, (tokens, logprobs), (wanted, wanted_logprobs) in zip(
-            prompts, ours, theirs, strict=True
-        ):
-            assert tokens == wanted, name
-            worst = max(abs(a - b) for a, b in zip(logprobs, wanted_logprobs, strict=True))
-            assert worst <= LOGPROB_LIMIT, f"{name}: {worst}"
+        ours = answers_of(client, prompts.values(), at_once=4)
+    for name, answer, wanted in zip(prompts, ours, theirs, strict=True):
+        check_answer(name, answer, wanted)

@@ -13,7 +13,7 @@ import torch
 from vlmgen.errors import UsageError
 from vlmgen.validate.compare import Comparison, relative_error
 from vlmgen.validate.precision import rms_ratio
-from vlmgen.validate.report import Report, Row, histogram
+from vlmgen.validate.report import Report, Row
 from vlmgen.validate.run import rounded_up, store_results, validate
 
 
@@ -68,22 +68,27 @@ def make_report() -> Report:
     return report
 
 
+def body_of(report: Report) -> ElementTree.Element:
+    page = report.to_html()
+    return ElementTree.fromstring(page[page.index("<body>") : page.index("</html>")])
+
+
 def test_the_page_is_well_formed_and_needs_no_other_file() -> None:
-    page = make_report().to_html()
-    body = page[page.index("<body>") : page.index("</body>") + len("</body>")]
-    root = ElementTree.fromstring(body)
-    assert len(root.findall(".//tbody/tr")) == 4  # two groups, two rows
+    report = make_report()
+    page = report.to_html()
+    assert len(body_of(report).findall(".//tbody/tr")) == 4  # two groups, two rows
     assert "1 of 2 checks failed" in page and "bad &lt;thing&gt;" in page
     assert "http" not in page and "src=" not in page and "<script" not in page
 
 
 def test_a_histogram_has_a_bar_per_filled_bin_and_the_limit() -> None:
-    report = make_report()
-    picture = ElementTree.fromstring(histogram(report.errors["modules", "mlp <1>"], 1e-5))
-    assert [bar.get("class") for bar in picture.findall("rect")] == ["zero", "error"]
+    (picture,) = body_of(make_report()).findall(".//td/svg")
+    bars = picture.findall("rect")
+    assert [bar.get("class") for bar in bars] == ["zero", "error"]
     line = picture.find("line")
     assert line is not None and float(line.get("x1")) == 20 + 7 * 288 / 12  # 1e-5 on 1e-12 .. 1
-    assert float(picture.findall("rect")[1].get("x")) < float(line.get("x1"))
+    assert float(bars[1].get("x")) < float(line.get("x1"))
+    assert [bar.findtext("title") for bar in bars][0] == "1 without an error"
 
 
 @pytest.mark.parametrize(

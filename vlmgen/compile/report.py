@@ -69,6 +69,11 @@ class GraphReport:
                 f"gives; they must agree within {COUNTS_AGREE:.0%}"
             )
 
+    @property
+    def passed(self) -> bool:
+        """Whether there is no problem."""
+        return not list(self.problems())
+
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         built, count = self.built, self.count
@@ -77,7 +82,7 @@ class GraphReport:
             "kind": self.graph.kind,
             "size": self.graph.size,
             "why": self.why,
-            "passed": not list(self.problems()),
+            "passed": self.passed,
             "problems": list(self.problems()),
             "program": built.program,
             "cached": built.hit,

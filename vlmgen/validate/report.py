@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import html
 import json
 import math
 from dataclasses import asdict, dataclass, field
+from itertools import groupby
 from typing import Any
 
+from vlmgen.pages import render_page
 from vlmgen.validate.compare import BINS_PER_DECADE, DECADES, LOWEST_DECADE, Comparison
 
 
@@ -111,139 +112,72 @@ class Report:
 
     def to_html(self) -> str:
         """One page without any other file: verdict, facts, table, and a histogram per row."""
-        failed = [row for row in self.rows if not row.passed]
-        verdict = (
-            f"all {len(self.rows)} checks passed"
-            if self.passed
-            else f"{len(failed)} of {len(self.rows)} checks failed"
+        pictures = {place: histogram(spread) for place, spread in self.errors.items()}
+        return render_page(
+            "vlmgen.validate",
+            "report.html.j2",
+            report=self,
+            groups=[(group, list(rows)) for group, rows in groupby(self.rows, lambda r: r.group)],
+            number=_number,
+            pictures=pictures,
+            limit_place=limit_place,
+            axis=axis(),
+            width=_ZERO + _WIDTH,
+            height=_HEIGHT,
         )
-        facts = "".join(
-            f"<dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd>"
-            for name, value in self.facts.items()
-        )
-        bodies, previous = [], None
-        for row in self.rows:
-            if row.group != previous:
-                bodies.append(
-                    f'<tr class="group"><th colspan="6">{html.escape(row.group)}</th></tr>'
-                )
-                previous = row.group
-            bodies.append(self._table_row(row))
-        state = "ok" if self.passed else "bad"
-        return _PAGE.format(
-            title=html.escape(self.title),
-            style=_STYLE,
-            verdict=f'<p class="verdict {state}">{verdict}</p>',
-            facts=facts,
-            axis=_axis(),
-            rows="\n".join(bodies),
-        )
-
-    def _table_row(self, row: Row) -> str:
-        spread = self.errors.get((row.group, row.check))
-        picture = "" if spread is None else histogram(spread, row.limit)
-        state = "ok" if row.passed else "bad"
-        cells = (
-            f"<td>{html.escape(row.check)}<small>{html.escape(row.detail)}</small></td>",
-            f'<td class="number">{row.inputs}</td>',
-            f'<td class="number">{_number(row.value)}</td>',
-            f'<td class="number">{_number(row.limit)}</td>',
-            f'<td class="{state}">{"passed" if row.passed else "FAILED"}</td>',
-            f"<td>{picture}</td>",
-        )
-        return f'<tr class="{state}">{"".join(cells)}</tr>'
 
 
 _WIDTH, _HEIGHT, _ZERO = 288, 40, 20  # pixels: axis, bars, and the bar for "no error"
 
 
-def histogram(spread: Comparison, limit: float | None) -> str:
-    """Errors of all elements on a logarithmic axis as inline SVG; the limit is a line.
+@dataclass(frozen=True)
+class Bar:
+    """One bar of a histogram, in pixels from the left and from the bottom."""
+
+    kind: str
+    x: float
+    width: float
+    height: float
+    title: str
+
+
+def histogram(spread: Comparison) -> list[Bar]:
+    """Bars for the errors of all elements on a logarithmic axis.
 
     The bar left of the axis counts elements without an error. Heights are square roots of counts,
     so that the few large errors, which are what matters, can be seen.
     """
     step = _WIDTH / len(spread.bins)
-    top = math.sqrt(max([spread.zero, *spread.bins, 1]))
-    bars = [_bar(0, _ZERO - 6, spread.zero, top, "zero", f"{spread.zero} without an error")]
+    most = math.sqrt(max([spread.zero, *spread.bins, 1]))
+
+    def bar(kind: str, x: float, width: float, count: int, title: str) -> Bar:
+        height = max(1.0, math.sqrt(count) / most * _HEIGHT)
+        return Bar(kind, x, width, height, f"{count} {title}")
+
+    bars = [bar("zero", 0, _ZERO - 6, spread.zero, "without an error")] if spread.zero else []
     for index, count in enumerate(spread.bins):
         low = LOWEST_DECADE + index / BINS_PER_DECADE
-        title = f"{count} from {10**low:.1e} to {10 ** (low + 1 / BINS_PER_DECADE):.1e}"
-        bars.append(_bar(_ZERO + index * step, step - 0.5, count, top, "error", title))
-    line = ""
-    if limit:
-        x = _ZERO + (math.log10(limit) - LOWEST_DECADE) * BINS_PER_DECADE * step
-        line = f'<line x1="{x:.1f}" y1="0" x2="{x:.1f}" y2="{_HEIGHT}"/>'
-    size = f'width="{_ZERO + _WIDTH}" height="{_HEIGHT}"'
-    return f'<svg {size} role="img">{"".join(bars)}{line}</svg>'
+        title = f"from {10**low:.1e} to {10 ** (low + 1 / BINS_PER_DECADE):.1e}"
+        if count:
+            bars.append(bar("error", _ZERO + index * step, step - 0.5, count, title))
+    return bars
 
 
-def _bar(x: float, width: float, count: int, top: float, kind: str, title: str) -> str:
-    if not count:
-        return ""
-    height = max(1.0, math.sqrt(count) / top * _HEIGHT)
-    return (
-        f'<rect class="{kind}" x="{x:.1f}" y="{_HEIGHT - height:.1f}" width="{width:.1f}" '
-        f'height="{height:.1f}"><title>{title}</title></rect>'
-    )
+def limit_place(limit: float) -> float:
+    """Where a limit is on the axis of a histogram, in pixels."""
+    return _ZERO + (math.log10(limit) - LOWEST_DECADE) * _WIDTH / DECADES
 
 
-def _axis() -> str:
-    """Labels of the error axis, for the head of the column."""
-    step = _WIDTH / DECADES
-    labels = "".join(
-        f'<text x="{_ZERO + i * step:.1f}" y="12">{f"1e{LOWEST_DECADE + i}" if i < DECADES else 1}'
-        "</text>"
+def axis() -> list[tuple[float, str]]:
+    """Places and labels of the axis of a histogram, in pixels."""
+    labels = [
+        (_ZERO + i * _WIDTH / DECADES, f"1e{LOWEST_DECADE + i}" if i < DECADES else "1")
         for i in range(0, DECADES, 2)
-    )
-    return f'<svg width="{_ZERO + _WIDTH}" height="16"><text x="0" y="12">0</text>{labels}</svg>'
+    ]
+    return [(0.0, "0"), *labels]
 
 
 def _number(value: float | None) -> str:
     if value is None:
         return ""
     return f"{value:.2e}" if value and abs(value) < 0.01 else f"{value:.4g}"
-
-
-_STYLE = """
-body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 64rem; padding: 0 1rem;
-  color: #1d2330; background: #fff; }
-h1 { font-size: 1.5rem; margin: 0 0 .5rem; }
-.verdict { font-size: 1.1rem; font-weight: 600; }
-.ok { color: #17693a; } .bad { color: #b3261e; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; color: #505868; }
-dt { font-weight: 600; } dd { margin: 0; }
-table { border-collapse: collapse; width: 100%; margin-top: 1rem; }
-th { text-align: left; font-weight: 600; vertical-align: bottom; }
-thead th { border-bottom: 2px solid #1d2330; padding: .3rem .5rem; }
-tr.group th { padding: 1.1rem .5rem .25rem; font-size: 1.05rem; }
-td { border-top: 1px solid #dde1e8; padding: .3rem .5rem; vertical-align: top; }
-tr td { color: #1d2330; } td.ok { color: #17693a; } td.bad { color: #b3261e; font-weight: 700; }
-tr.bad { background: #fdeceb; }
-td small { display: block; color: #6a7282; }
-.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-svg { display: block; overflow: visible; } svg text { font-size: 10px; fill: #6a7282; }
-rect.error { fill: #3f6fb5; } rect.zero { fill: #b9c3d3; }
-line { stroke: #b3261e; stroke-width: 1.5; }
-"""
-
-_PAGE = """<!doctype html>
-<html lang="en">
-<head><meta charset="utf-8"><title>Validation of {title}</title><style>{style}</style></head>
-<body>
-<h1>Validation of {title}</h1>
-{verdict}
-<dl>{facts}</dl>
-<p>Errors are relative to the largest value of the reference. Each histogram counts all elements
-of all inputs by their error, on a logarithmic axis; heights are square roots of counts, the grey
-bar counts elements without an error, and the red line is the limit.</p>
-<table>
-<thead><tr><th>check</th><th class="number">inputs</th><th class="number">worst</th>
-<th class="number">limit</th><th>result</th><th>errors{axis}</th></tr></thead>
-<tbody>
-{rows}
-</tbody>
-</table>
-</body>
-</html>
-"""
