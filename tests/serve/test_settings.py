@@ -96,6 +96,7 @@ def test_a_derived_list_survives_the_second_pass(configure):
         ({"block_size": 48}, ("block_size 48", "[8, 16, 32, 64, 128]")),
         ({"kv_cache_dtype": "fp8"}, ("fp8", "auto")),
         ({"quantization": "fp8"}, ("quantization",)),
+        ({"enable_prompt_embeds": True}, ("enable_prompt_embeds", "token ids")),
         ({"long_prefill_token_threshold": 64}, ("long_prefill_token_threshold 64", "legal is 0")),
         ({"data_parallel_size": 2}, ("data_parallel_size 2", "legal is 1")),
         (

@@ -84,6 +84,8 @@ def _engine_problems(vllm_config: VllmConfig) -> Any:
         yield f"data_parallel_size {parallel.data_parallel_size}; legal is 1"
     if model.runner_type != "generate":
         yield f"runner {model.runner_type!r}; legal is 'generate'"
+    if model.enable_prompt_embeds:
+        yield "enable_prompt_embeds: prompts are token ids here; leave it out"
     if model.quantization is not None:
         yield (
             f"quantization {model.quantization!r}; leave it out, and name it in neuron_config, "
