@@ -1,6 +1,8 @@
-"""What `vlmgen compile` gives for every family, for ranks, and for every published checkpoint.
+"""What `vlmgen compile` gives for every family, on ranks, and for every published checkpoint.
 
-    python benchmarks/compile_tables.py families [NAME...]    a graph of each kind, and on ranks
+    python benchmarks/compile_tables.py families [NAME...]    a graph of each kind
+    python benchmarks/compile_tables.py deployments [NAME...] every graph of `vlmgen serve`
+    python benchmarks/compile_tables.py ranks [NAME...]       a graph of each kind, every split
     python benchmarks/compile_tables.py published [NAME...]   published sizes, some layers
     python benchmarks/compile_tables.py whole [NAME...]       published sizes, every layer
     python benchmarks/compile_tables.py write                 the tables of docs/compile.md
@@ -13,7 +15,6 @@ memory; where that is too little, the entry says so.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import resource
 import subprocess
@@ -42,9 +43,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("table", choices=("families", "published", "whole", "write"))
+    parser.add_argument("table", choices=(*MEASURES, "write"))
     parser.add_argument("names", nargs="*", help="some of them; none for all")
-    parser.add_argument("--ranks", type=int, nargs="*", default=(2, 4, 8), help="2 4 8")
     parser.add_argument("--at-once", type=int, default=1, help="processes for `whole`")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_intermixed_args()
@@ -58,17 +58,13 @@ def main() -> None:
         for own in published_reports(arguments.names[0], whole=True):
             print(json.dumps(graph_entry(own)), flush=True)
         return
-    measure: Callable[[str], dict[str, Any]] = {
-        "families": lambda name: family_entry(name, arguments.ranks),
-        "published": published_entry,
-        "whole": whole_entry,
-    }[arguments.table]
+    measure = MEASURES[arguments.table]
 
     def timed(name: str) -> dict[str, Any]:
         started = time.perf_counter()
         return measure(name) | {"seconds": round(time.perf_counter() - started, 1)}
 
-    known = FAMILIES if arguments.table == "families" else list(checkpoints())
+    known = list(checkpoints()) if arguments.table in ("published", "whole") else FAMILIES
     names = arguments.names or known
     with ThreadPoolExecutor(arguments.at_once if arguments.table == "whole" else 1) as pool:
         for name, entry in zip(names, pool.map(timed, names), strict=True):
@@ -86,35 +82,105 @@ def checkpoints() -> dict[str, str]:
 # ------------------------------------------------------------------------------------- measuring
 
 
-def family_entry(family: str, world_sizes: Sequence[int]) -> dict[str, Any]:
-    """One graph of each kind on one rank, and on every legal split of several."""
+def compiled(family: str, deployment: Any = None, **options: Any) -> Any:
+    """The report of a family's tiny checkpoint, from an empty cache.
+
+    Args:
+        family: Name of the family.
+        deployment: Buckets and sizes; None takes those of `vlmgen serve`.
+        options: Of the checkpoint; `world_sizes` of the run.
+    """
     from vlmgen.compile import run
     from vlmgen.compile.artifacts import ArtifactCache
-    from vlmgen.compile.graphs import Deployment
     from vlmgen.tiny.build import build_tiny
 
     run.set_up_process()
-    package, small = ROOT / "generated" / family, Deployment(256, 32, (256,), (2,), (512,), 256)
+    world_sizes = options.pop("world_sizes", ())
     with tempfile.TemporaryDirectory(prefix="vlmgen-tables-") as name:
-        checkpoint = build_tiny(
-            ROOT / "specs" / f"{family}.yaml", Path(name) / "tiny", seed=3, parallel=True
+        spec, cache = ROOT / "specs" / f"{family}.yaml", ArtifactCache(Path(name) / "cache")
+        checkpoint = build_tiny(spec, Path(name) / "tiny", seed=3, **options)
+        package = ROOT / "generated" / family
+        return run.compile_package(
+            package, checkpoint, deployment, cache=cache, world_sizes=world_sizes
         )
-        legal = legal_world_sizes(package, checkpoint, world_sizes)
-        cache = ArtifactCache(Path(name) / "cache")
-        report = run.compile_package(package, checkpoint, small, cache=cache, world_sizes=legal)
-    graphs = {own.graph.kind: own for own in report.graphs}
-    last = report.ranks[-1].layout if report.ranks else None
+
+
+def sizes_for_eight_ranks(family: str) -> dict[str, dict[str, int]]:
+    """A decoder of twice the heads and the width that it has for runs on ranks."""
+    from vlmgen.compile.sizes import sizes_of_checkpoint
+    from vlmgen.spec.load import load_spec
+    from vlmgen.tiny.build import build_tiny
+
+    spec = load_spec(ROOT / "specs" / f"{family}.yaml")
+    with tempfile.TemporaryDirectory(prefix="vlmgen-tables-") as name:
+        checkpoint = build_tiny(spec, Path(name) / "tiny", parallel=True)
+        config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    text, _ = sizes_of_checkpoint(spec, config)
+    width, key = 2 * text.hidden_size, spec.vision.keys.out_hidden_size
+    heads = 2 * text.attention.num_heads
+    wide = {"text": {"num_attention_heads": heads, "hidden_size": width}}
+    # Where the tower states the width of its rows, it must be the decoder's.
+    return wide if key == "text_hidden_size" else wide | {"vision": {key: width}}
+
+
+def graphs_of(report: Any) -> dict[str, Any]:
+    """What all graphs of a report took and gave."""
     return {
-        "graphs": len(graphs),
+        "graphs": len(report.graphs),
         "graph_seconds": round(sum(sum(own.built.seconds.values()) for own in report.graphs), 1),
-        "flops": {kind: own.built.cost.flops for kind, own in graphs.items()},
-        "spec": {kind: own.count.total for kind, own in graphs.items()},
         "eager": max(own.difference.eager for own in report.graphs),
         "hugging_face": max(own.difference.hugging_face for own in report.graphs),
         "findings": dict(Counter(finding.severity for finding in report.findings)),
-        "world_sizes": legal,
+        "problems": report.problems,
+    }
+
+
+def family_entry(family: str) -> dict[str, Any]:
+    """One graph of each kind on one rank."""
+    from vlmgen.compile.graphs import Deployment
+
+    report = compiled(family, Deployment(256, 32, (256,), (2,), (512,), 256), parallel=True)
+    graphs = {own.graph.kind: own for own in report.graphs}
+    return graphs_of(report) | {
+        "flops": {kind: own.built.cost.flops for kind, own in graphs.items()},
+        "spec": {kind: own.count.total for kind, own in graphs.items()},
+    }
+
+
+def deployment_entry(family: str) -> dict[str, Any]:
+    """Every graph of the deployment that `vlmgen serve` starts."""
+    report = compiled(family)
+    ratios = [own.flops_ratio for own in report.graphs]
+    kinds = Counter(own.graph.kind for own in report.graphs)
+    return graphs_of(report) | {"kinds": dict(kinds), "ratios": [min(ratios), max(ratios)]}
+
+
+def rank_entry(family: str) -> dict[str, Any]:
+    """One graph of each kind on every legal split: 8 heads over 2 and 4 ranks, 16 over 8."""
+    return of_both(
+        rank_part(family, (2, 4), blocks=2),
+        rank_part(family, (8,), blocks=8, **sizes_for_eight_ranks(family)),
+    )
+
+
+def rank_part(family: str, world_sizes: tuple[int, ...], blocks: int, **sizes: Any) -> Any:
+    """Every legal split of some numbers of ranks.
+
+    Args:
+        family: Name of the family.
+        world_sizes: Numbers of ranks.
+        blocks: Attention blocks of the vision bucket.
+        sizes: Of the checkpoint.
+    """
+    from vlmgen.compile.graphs import Deployment
+
+    deployment = Deployment(256, 32, (256,), (2,), (256 * blocks,), 256, cache_blocks=blocks + 1)
+    report = compiled(family, deployment, parallel=True, world_sizes=world_sizes, **sizes)
+    last = report.ranks[-1].layout
+    return {
+        "world_sizes": sorted({own.layout.world_size for own in report.ranks}),
         "splits": list(dict.fromkeys(own.layout.name for own in report.ranks)),
-        "rank_difference": max((own.difference for own in report.ranks), default=0.0),
+        "difference": max(own.difference for own in report.ranks),
         "collectives": {
             own.graph.kind: [one.to_dict() for one in own.collectives]
             for own in report.ranks
@@ -124,20 +190,10 @@ def family_entry(family: str, world_sizes: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def legal_world_sizes(package: Path, checkpoint: Path, wanted: Sequence[int]) -> list[int]:
-    """Numbers of ranks over which a checkpoint can be split."""
-    from vlmgen.compile.ranks import legal_layouts
-    from vlmgen.compile.sizes import sizes_of_checkpoint
-    from vlmgen.errors import UsageError
-    from vlmgen.validate.package import load_package_spec
-
-    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
-    sizes = sizes_of_checkpoint(load_package_spec(package), config)
-    legal = []
-    for world_size in wanted:
-        with contextlib.suppress(UsageError):
-            legal += [world_size] if legal_layouts(*sizes, world_size) else []
-    return legal
+def of_both(few: dict[str, Any], many: dict[str, Any]) -> dict[str, Any]:
+    """What two parts found; the collectives are those of the last split."""
+    lists = {name: few[name] + many[name] for name in ("world_sizes", "splits", "problems")}
+    return many | lists | {"difference": max(few["difference"], many["difference"])}
 
 
 def published_reports(name: str, whole: bool) -> Iterable[Any]:
@@ -200,6 +256,15 @@ def whole_entry(name: str) -> dict[str, Any]:
     return entry | {"problems": entry["problems"] + ([problem] if problem else [])}
 
 
+MEASURES: dict[str, Callable[[str], dict[str, Any]]] = {
+    "families": family_entry,
+    "deployments": deployment_entry,
+    "ranks": rank_entry,
+    "published": published_entry,
+    "whole": whole_entry,
+}
+
+
 def stored(table: str) -> dict[str, Any]:
     """Entries of a table, in the order of their names."""
     path = STORE / f"{table}.json"
@@ -233,13 +298,26 @@ def family_rows() -> Iterable[Sequence[str]]:
         )
 
 
+def deployment_rows() -> Iterable[Sequence[str]]:
+    """A row per family, all graphs of a deployment."""
+    yield ("family", "vision, prefill, decode graphs", "s", "XLA over the spec", "eager",
+           "Hugging Face", "errors, warnings, notes")  # fmt: skip
+    for name, own in stored("deployments").items():
+        yield (
+            f"`{name}`",
+            ", ".join(str(own["kinds"][kind]) for kind in KINDS),
+            f"{own['graph_seconds']:.0f}",
+            " to ".join(f"{ratio:.3f}" for ratio in own["ratios"]),
+            f"{own['eager']:.1e}",
+            f"{own['hugging_face']:.1e}",
+            ", ".join(str(own["findings"].get(s, 0)) for s in ("error", "warning", "note")),
+        )
+
+
 def rank_rows() -> Iterable[Sequence[str]]:
     """A row per family, on ranks."""
     yield ("family", "ranks", "splits", "one rank", "the last split", "its collectives")
-    for name, own in stored("families").items():
-        if not own["splits"]:
-            yield (f"`{name}`", "not run", "", "", "", "")
-            continue
+    for name, own in stored("ranks").items():
         counts = (
             f"{kind} {sum(one['count'] for one in found)} "
             f"({sum(one['bytes_per_step'] for one in found) / 1024:,.0f} KiB)"
@@ -249,7 +327,7 @@ def rank_rows() -> Iterable[Sequence[str]]:
             f"`{name}`",
             ", ".join(map(str, own["world_sizes"])),
             str(len(own["splits"])),
-            f"{own['rank_difference']:.1e}",
+            f"{own['difference']:.1e}",
             own["splits"][-1],
             "; ".join(counts),
         )
@@ -294,6 +372,7 @@ def whole_depth(some: dict[str, Any], entry: dict[str, Any] | None) -> str:
 
 TABLES: dict[str, Callable[[], Iterable[Sequence[str]]]] = {
     "families": family_rows,
+    "deployments": deployment_rows,
     "ranks": rank_rows,
     "published": published_rows,
 }
