@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +14,7 @@ import typer
 from vlmgen.extras import needs_extra
 from vlmgen.files import replace_file
 from vlmgen.options import JsonFlag
-from vlmgen.terminal import console, print_json, steps
+from vlmgen.terminal import Steps, console, print_json, steps
 
 if TYPE_CHECKING:
     from vlmgen.compile.graphs import Deployment, Graph
@@ -113,7 +114,7 @@ def command(
     if checkpoint is None:
         _compile_published(package, published or [], whole, as_json)
         return
-    with needs_extra("compile"), steps("compiling") as shown:
+    with _compiling() as shown:
         from vlmgen.compile import run as compiling
         from vlmgen.compile.artifacts import ArtifactCache, default_folder
 
@@ -149,6 +150,16 @@ def command(
         _print_neuron(results, as_json)
     else:
         _print_report(report, html_file, as_json, notes)
+
+
+@contextmanager
+def _compiling() -> Iterator[Steps]:
+    """A bar, and nothing of what transformers says of a config; what is not installed is named."""
+    with needs_extra("compile"):
+        from vlmgen.tiny.build import quiet_transformers
+
+        with quiet_transformers(), steps("compiling") as shown:
+            yield shown
 
 
 def _refuse_others(context: typer.Context, kind: str) -> None:
@@ -226,7 +237,7 @@ def _print_report(
 def _compile_published(package: Path, names: list[str], whole: bool, as_json: bool) -> None:
     from vlmgen.errors import CompileFailed
 
-    with needs_extra("compile"), steps("compiling") as shown:
+    with _compiling() as shown:
         from vlmgen.compile.console import print_published
         from vlmgen.compile.published import compile_published, names_of
         from vlmgen.compile.run import set_up_process

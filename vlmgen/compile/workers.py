@@ -60,12 +60,13 @@ def _compile(
     from vlmgen.compile.calls import CallRecorder, shapes_only
     from vlmgen.compile.run import DTYPE, set_up_process
     from vlmgen.standin.ranks import one_rank
+    from vlmgen.tiny.build import quiet_transformers
     from vlmgen.validate.package import load_factory
     from vlmgen.validate.run import one_thread
 
     set_up_process()
     key = (package, checkpoint, deployment)
-    with one_thread(), one_rank():
+    with one_thread(), one_rank(), quiet_transformers():
         recorder = _LOADED.get(key)
         if recorder is None:
             with shapes_only(load_factory(package)) as factory:
