@@ -23,19 +23,20 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
 from package import ROOT
 
+from vlmgen.compile.findings import SEVERITIES
+from vlmgen.compile.graphs import KINDS, Deployment
 from vlmgen.files import replace_file
 
 STORE = ROOT / "specs" / "results" / "compile"
 PAGE = ROOT / "docs" / "compile.md"
 FAMILIES = sorted(path.stem for path in (ROOT / "specs").glob("*.yaml"))
 WHOLE_SECONDS, WHOLE_BYTES, OVER_TIME = 600, 24 * 2**30, "over ten minutes"
-KINDS = ("vision", "prefill", "decode")
 
 
 def main() -> None:
@@ -67,7 +68,9 @@ def main() -> None:
     known = list(checkpoints()) if arguments.table in ("published", "whole") else FAMILIES
     names = arguments.names or known
     with ThreadPoolExecutor(arguments.at_once if arguments.table == "whole" else 1) as pool:
-        for name, entry in zip(names, pool.map(timed, names), strict=True):
+        tasks = {pool.submit(timed, name): name for name in names}
+        for task in as_completed(tasks):
+            name, entry = tasks[task], task.result()
             store(arguments.table, name, entry)
             print(name, f"{entry['seconds']:.0f} s", *entry["problems"], flush=True)
 
@@ -82,7 +85,7 @@ def checkpoints() -> dict[str, str]:
 # ------------------------------------------------------------------------------------- measuring
 
 
-def compiled(family: str, deployment: Any = None, **options: Any) -> Any:
+def compiled(family: str, deployment: Deployment | None = None, **options: Any) -> Any:
     """The report of a family's tiny checkpoint, from an empty cache.
 
     Args:
@@ -137,8 +140,6 @@ def graphs_of(report: Any) -> dict[str, Any]:
 
 def family_entry(family: str) -> dict[str, Any]:
     """One graph of each kind on one rank."""
-    from vlmgen.compile.graphs import Deployment
-
     report = compiled(family, Deployment(256, 32, (256,), (2,), (512,), 256), parallel=True)
     graphs = {own.graph.kind: own for own in report.graphs}
     return graphs_of(report) | {
@@ -172,8 +173,6 @@ def rank_part(family: str, world_sizes: tuple[int, ...], blocks: int, **sizes: A
         blocks: Attention blocks of the vision bucket.
         sizes: Of the checkpoint.
     """
-    from vlmgen.compile.graphs import Deployment
-
     deployment = Deployment(256, 32, (256,), (2,), (256 * blocks,), 256, cache_blocks=blocks + 1)
     report = compiled(family, deployment, parallel=True, world_sizes=world_sizes, **sizes)
     last = report.ranks[-1].layout
@@ -292,10 +291,17 @@ def family_rows() -> Iterable[Sequence[str]]:
             f"{own['graph_seconds']:.0f}",
             " / ".join(f"{own['flops'][kind] / 1e6:,.1f}" for kind in KINDS),
             " / ".join(f"{own['spec'][kind] / 1e6:,.1f}" for kind in KINDS),
-            f"{own['eager']:.1e}",
-            f"{own['hugging_face']:.1e}",
-            ", ".join(str(own["findings"].get(s, 0)) for s in ("error", "warning", "note")),
+            *compared(own),
         )
+
+
+def compared(entry: dict[str, Any]) -> tuple[str, ...]:
+    """The last cells of a row about graphs on one rank."""
+    return (
+        f"{entry['eager']:.1e}",
+        f"{entry['hugging_face']:.1e}",
+        ", ".join(str(entry["findings"].get(severity, 0)) for severity in SEVERITIES),
+    )
 
 
 def deployment_rows() -> Iterable[Sequence[str]]:
@@ -308,9 +314,7 @@ def deployment_rows() -> Iterable[Sequence[str]]:
             ", ".join(str(own["kinds"][kind]) for kind in KINDS),
             f"{own['graph_seconds']:.0f}",
             " to ".join(f"{ratio:.3f}" for ratio in own["ratios"]),
-            f"{own['eager']:.1e}",
-            f"{own['hugging_face']:.1e}",
-            ", ".join(str(own["findings"].get(s, 0)) for s in ("error", "warning", "note")),
+            *compared(own),
         )
 
 

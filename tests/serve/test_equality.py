@@ -43,11 +43,9 @@ def answers_of(client, prompts, at_once=1):
         return list(pool.map(partial(complete, client), prompts))
 
 
-def prompts_of(mixes=MIXES, of_each=PER_MIX):
-    """Name of a prompt -> its parts."""
-    return {
-        f"{mix} {index}": parts_of(mix, index) for mix in mixes for index in range(of_each)
-    }
+def prompts_of(mixes=MIXES):
+    """Name of a prompt -> its parts, ten of each mix."""
+    return {f"{mix} {index}": parts_of(mix, index) for mix in mixes for index in range(PER_MIX)}
 
 
 def check_answer(name, answer, wanted):
@@ -58,9 +56,9 @@ def check_answer(name, answer, wanted):
     assert worst <= LOGPROB_LIMIT, f"{name}: {worst}"
 
 
-def check_prompts(client, reference, mixes=MIXES, of_each=PER_MIX, at_once=1):
-    """Some prompts of each mix: tokens and log-probabilities as Hugging Face has them."""
-    prompts = prompts_of(mixes, of_each)
+def check_prompts(client, reference, mixes=MIXES, at_once=1):
+    """Ten prompts of each mix: tokens and log-probabilities as Hugging Face has them."""
+    prompts = prompts_of(mixes)
     answers = answers_of(client, prompts.values(), at_once)
     for (name, parts), answer in zip(prompts.items(), answers, strict=True):
         check_answer(name, answer, greedy(reference, reference.prompt(name, *parts)))

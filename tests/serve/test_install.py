@@ -87,7 +87,7 @@ def test_an_installed_package_serves_over_two_ranks(
         states = server.worker_state()
         assert len(states) == 2
         assert states[0]["items_encoded"] == states[1]["items_encoded"] == 5
-        check_prompts(client, reference, of_each=5, at_once=8)  # twice: two splits
+        check_prompts(client, reference, at_once=8)
         log = server.log.read_text()
     assert log.count("Loaded Qwen3VLNeuronModel") == 2
 

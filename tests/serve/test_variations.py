@@ -40,7 +40,7 @@ def test_eager_on_device_sampling_one_request_and_other_buckets(
         package, checkpoint, tmp_path, *options, "--additional-config", json.dumps(config)
     ) as server:
         client = server.client()
-        check_prompts(client, reference, of_each=4)
+        check_prompts(client, reference)
         assert "no frequency_penalty=1.0" in refused(client, ["Hi"], frequency_penalty=1.0)
         assert "max_top_k 64" in refused(client, ["Hi"], temperature=1.0, extra_body={"top_k": 65})
         assert "max_logprobs" in refused(client, ["Hi"], logprobs=True, top_logprobs=4)

@@ -108,7 +108,7 @@ def command(
     if checkpoint is None and target is not Target.XLA_CPU:
         raise UsageError("--published goes with --target xla-cpu alone")
     kind = f"--target {target}"
-    if target is Target.NEURON and not list_graphs and _neuron_compiler() == "plugin":
+    if target is Target.NEURON and not list_graphs and _plugin_compiles():
         kind += " with the plugin"
     _refuse_others(context, "--published" if checkpoint is None else kind)
     if checkpoint is None:
@@ -118,7 +118,6 @@ def command(
         from vlmgen.compile import run as compiling
         from vlmgen.compile.artifacts import ArtifactCache, default_folder
 
-        compiling.set_up_process()
         file = None if buckets == "auto" else Path(buckets)
         deployment = compiling.deployment_for(package, checkpoint, file)
         graphs = compiling.chosen(deployment, only or ())
@@ -154,10 +153,15 @@ def command(
 
 @contextmanager
 def _compiling() -> Iterator[Steps]:
-    """A bar, and nothing of what transformers says of a config; what is not installed is named."""
+    """A bar in a process that is set up; what is not installed is named.
+
+    Nothing is shown of what transformers says of a config.
+    """
     with needs_extra("compile"):
+        from vlmgen.compile.run import set_up_process
         from vlmgen.tiny.build import quiet_transformers
 
+        set_up_process()
         with quiet_transformers(), steps("compiling") as shown:
             yield shown
 
@@ -190,17 +194,17 @@ def _was_given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _neuron_compiler() -> str:
-    """Which Neuron compiler there is, found out before anything is imported or built.
+def _plugin_compiles() -> bool:
+    """Whether the plugin is the Neuron compiler, found out before anything is imported or built.
 
     Raises:
-        NoNeuronError: None.
+        NoNeuronError: There is none.
     """
     from vlmgen import standin
-    from vlmgen.compile.neuron import installed
+    from vlmgen.compile.neuron import PLUGIN, installed
 
     standin.activate()
-    return installed()
+    return installed() == PLUGIN
 
 
 def _print_graphs(
@@ -240,9 +244,7 @@ def _compile_published(package: Path, names: list[str], whole: bool, as_json: bo
     with _compiling() as shown:
         from vlmgen.compile.console import print_published
         from vlmgen.compile.published import compile_published, names_of
-        from vlmgen.compile.run import set_up_process
 
-        set_up_process()
         reports: list[PublishedReport] = []
         for name in names_of(package, names):
             reports += compile_published(package, name, whole=whole, steps=shown)
