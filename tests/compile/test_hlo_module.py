@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 pytestmark = pytest.mark.needs_jax
 
 
 def _module() -> bytes:
-    import jax
-    import jax.numpy as jnp
+    from vlmgen.compile import torchax_import
 
-    def function(left: jax.Array, right: jax.Array) -> jax.Array:
+    jax = torchax_import.load().jax  # it settles how many devices this process has
+    jnp = jax.numpy
+
+    def function(left: Any, right: Any) -> Any:
         return jax.nn.softmax(left @ right) + jnp.sum(left)
 
     values = jnp.arange(16.0).reshape(4, 4)

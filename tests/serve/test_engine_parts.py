@@ -50,17 +50,12 @@ def test_frames_of_one_run_are_counted_by_the_processors_outputs():
     assert frames_of(picture(27), {"image_num_patches": field(3)}) == [10] * 3
 
 
-def test_frames_are_remembered_where_vllm_sends_an_items_outputs_once():
+def test_items_of_a_request_are_in_prompt_order_with_the_frames_of_their_outputs():
     inputs = {
         "mm_placeholders": {"video": [picture(24, 30)], "image": [picture(4, 2)]},
-        "mm_hashes": {"video": ["clip"], "image": ["picture"]},
         "mm_kwargs": {"video": [{"video_grid_thw": field([4, 4, 6])}], "image": [None]},
     }
     assert media_of(inputs) == [("image", [4]), ("video", [6] * 4)]
-    inputs["mm_kwargs"]["video"] = [None]
-    assert media_of(inputs) == [("image", [4]), ("video", [6] * 4)]
-    inputs["mm_hashes"]["video"] = ["another"]
-    assert media_of(inputs) == [("image", [4]), ("video", [24])]
 
 
 @pytest.mark.parametrize(

@@ -197,6 +197,33 @@ def test_more_pictures_than_a_prompt_can_read_are_refused(client):
     assert "5 images" in message and "num_vision_tokens_buckets" in message
 
 
+def test_a_picture_of_a_refused_prompt_can_be_sent_again(client, reference):
+    # vLLM's own cache takes it for sent, and answers the next request with HTTP 500.
+    pixels = np.random.default_rng(6).integers(0, 255, (5, 32, 32, 3), dtype=np.uint8)
+    pictures = [Media("image", one) for one in pixels]
+    assert "5 images" in refused(client, [*pictures, "Which?"])
+    parts = [*pictures[:2], "Which?"]
+    assert token_ids(chat(client, parts)) == hugging_face(reference, *parts)
+
+
+def test_a_stream_and_answers_about_the_same_new_pictures(client):
+    # A stream reaches the engine later than the answers that were asked for after it.
+    def one(index):
+        noise = np.random.default_rng(100 + index // 4).integers(0, 255, (64, 64, 3))
+        parts = [Media("image", noise.astype(np.uint8)), "Who?"]
+        if index % 4 == 3:
+            return token_ids(chat(client, parts))
+        tokens = []
+        for chunk in chat(client, parts, stream=True):
+            tokens += (chunk.choices[0].model_extra or {}).get("token_ids") or []
+        return tokens
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(one, range(160)))
+    for index in range(0, 160, 4):
+        assert answers[index : index + 4] == [answers[index]] * 4
+
+
 def test_a_corrupt_jpeg_is_refused(client):
     data = base64.b64encode(b"\xff\xd8\xff\xe0" + bytes(200)).decode()
     url = {"type": "image_url", "image_url": {"url": f"data:image/jpeg;base64,{data}"}}

@@ -87,6 +87,15 @@ def test_a_derived_list_survives_the_second_pass(configure):
     assert config.additional_config == first
 
 
+def test_no_copy_of_an_item_is_in_the_engine(configure):
+    from vllm.multimodal import cache
+
+    config = configure()
+    assert cache.engine_receiver_cache_from_config(config) is None
+    kept = cache.processor_cache_from_config(config)
+    assert type(kept).__name__ == "MultiModalProcessorOnlyCache"
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -97,6 +106,7 @@ def test_a_derived_list_survives_the_second_pass(configure):
         ({"kv_cache_dtype": "fp8"}, ("fp8", "auto")),
         ({"quantization": "fp8"}, ("quantization",)),
         ({"enable_prompt_embeds": True}, ("enable_prompt_embeds", "token ids")),
+        ({"mm_processor_cache_type": "shm"}, ("mm_processor_cache_type 'shm'", "leave it out")),
         ({"long_prefill_token_threshold": 64}, ("long_prefill_token_threshold 64", "legal is 0")),
         ({"data_parallel_size": 2}, ("data_parallel_size 2", "legal is 1")),
         (

@@ -10,11 +10,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
+
+from vlmgen.errors import UsageError
 
 _GONE = re.compile(r"dimname|(^|_)names")
 
@@ -89,7 +91,8 @@ def load() -> SimpleNamespace:
 
     jax.config.update("jax_enable_x64", True)
     jax.config.update("jax_default_matmul_precision", "highest")
-    jax.config.update("jax_num_cpu_devices", int(os.environ.get(DEVICES_VARIABLE, DEFAULT_DEVICES)))
+    with suppress(RuntimeError):  # JAX has run in this process already; see `devices`
+        jax.config.update("jax_num_cpu_devices", _devices_wanted())
     with _gone_overloads_answered(), _no_device_registered():
         import torchax  # noqa: F401
         import torchax.ops.jaten
@@ -107,3 +110,33 @@ def load() -> SimpleNamespace:
         },
         t2j_dtype=mappings.t2j_dtype,
     )
+
+
+def devices(ranks: int) -> list[Any]:
+    """The virtual devices of a program's ranks.
+
+    Raises:
+        UsageError: There are fewer. How many there are is settled when JAX computes something for
+            the first time in a process, be it for somebody else.
+    """
+    present: list[Any] = load().jax.devices("cpu")
+    if len(present) < ranks:
+        raise UsageError(
+            f"a program of {ranks} ranks needs {ranks} virtual devices, and JAX has {len(present)}",
+            hint=f"set {DEVICES_VARIABLE}={ranks} (default {DEFAULT_DEVICES})"
+            if len(present) == _devices_wanted()
+            else "JAX was used in this process before; compile in a process of its own",
+        )
+    return present[:ranks]
+
+
+def _devices_wanted() -> int:
+    """How many virtual devices to ask for.
+
+    Raises:
+        UsageError: The environment's number is none.
+    """
+    value = os.environ.get(DEVICES_VARIABLE, str(DEFAULT_DEVICES))
+    if not value.isdecimal() or int(value) < 1:
+        raise UsageError(f"{DEVICES_VARIABLE} must be a positive integer, got {value!r}")
+    return int(value)

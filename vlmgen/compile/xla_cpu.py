@@ -77,7 +77,7 @@ def deserialized(data: bytes, ranks: int = 1) -> Any:
     """
     from jax._src.lib import xla_client
 
-    devices = torchax_import.load().jax.devices()[:ranks]
+    devices = torchax_import.devices(ranks)
     return devices[0].client.deserialize_executable(
         data, executable_devices=xla_client.DeviceList(tuple(devices)), compile_options=None
     )
@@ -138,7 +138,7 @@ def run(executable: Any, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 def over_ranks(ranks: int, axis: str) -> Any:
     """The sharding of a tensor whose first dimension is cut over the first devices."""
     jax = torchax_import.load().jax
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:ranks]), (axis,))
+    mesh = jax.sharding.Mesh(np.array(torchax_import.devices(ranks)), (axis,))
     return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(axis))
 
 

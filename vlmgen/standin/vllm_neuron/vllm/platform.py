@@ -80,6 +80,7 @@ class NeuronPlatform(CpuPlatform):
         cls._neuron_config = text
         cls._limits = None
         if has_vision:
+            _keep_items_in_the_front_end(vllm_config)
             from vllm_neuron.vllm.limits import VisionLimits
 
             cls._limits = VisionLimits.from_vllm_config(vllm_config)
@@ -112,3 +113,15 @@ class NeuronPlatform(CpuPlatform):
     def pre_register_and_update(cls, parser: Any = None) -> None:
         """Called before the command line is read."""
         os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
+
+
+def _keep_items_in_the_front_end(vllm_config: VllmConfig) -> None:
+    """Let vLLM's front end keep processed images and videos, and send them with every request.
+
+    vLLM's `lru` cache has a copy in the engine, and the front end sends an item once. The copies
+    drift apart when the request that carried the item is refused, or is overtaken by another with
+    the same item; vLLM answers the later one with HTTP 500, to be sent again. `processor_only` is
+    what vLLM itself takes where there are several front ends or engines.
+    """
+    multimodal: Any = vllm_config.model_config.multimodal_config
+    multimodal.mm_processor_cache_type = "processor_only"

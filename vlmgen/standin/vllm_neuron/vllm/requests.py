@@ -10,9 +10,6 @@ from vllm_neuron.vllm.limits import frames_of
 
 __all__ = ["media_of", "sampling_problem"]
 
-_FRAMES: dict[str, list[int]] = {}  # by hash, the oldest first
-_MOST_ITEMS = 100_000
-
 # Neutral values of the sampling parameters that the on-device sampler does not have.
 _NOT_ON_DEVICE: dict[str, tuple[Any, ...]] = {
     "presence_penalty": (0.0, None),
@@ -30,34 +27,17 @@ _NOT_ON_DEVICE: dict[str, tuple[Any, ...]] = {
 
 
 def media_of(processed_inputs: Any) -> list[tuple[str, list[int]]]:
-    """Modality and frames of every image and video, in prompt order; see `frames_of`.
-
-    vLLM hands the outputs of an item's processor on once and remembers the item afterwards, so its
-    frames are remembered here.
-    """
+    """Modality and frames of every image and video, in prompt order; see `frames_of`."""
     if not isinstance(processed_inputs, Mapping):
         return []
     placeholders = processed_inputs.get("mm_placeholders") or {}
     outputs = processed_inputs.get("mm_kwargs") or {}
-    hashes = processed_inputs.get("mm_hashes") or {}
     items = []
     for modality, places in placeholders.items():
         for index, place in enumerate(places):
             data = outputs[modality][index] if modality in outputs else None
-            name = hashes[modality][index] if modality in hashes else None
-            items.append((place.offset, modality, _remembered_frames(name, place, data)))
+            items.append((place.offset, modality, frames_of(place, data)))
     return [(modality, frames) for _, modality, frames in sorted(items)]
-
-
-def _remembered_frames(name: str | None, place: Any, data: Any) -> list[int]:
-    if data is None and name in _FRAMES:
-        return _FRAMES[name]
-    frames = frames_of(place, data)
-    if name is not None and data is not None:
-        while len(_FRAMES) >= _MOST_ITEMS:
-            _FRAMES.pop(next(iter(_FRAMES)))
-        _FRAMES[name] = frames
-    return frames
 
 
 def sampling_problem(params: Any, config: NeuronConfig) -> str | None:

@@ -86,6 +86,11 @@ def _engine_problems(vllm_config: VllmConfig) -> Any:
         yield f"runner {model.runner_type!r}; legal is 'generate'"
     if model.enable_prompt_embeds:
         yield "enable_prompt_embeds: prompts are token ids here; leave it out"
+    if getattr(model.multimodal_config, "mm_processor_cache_type", None) == "shm":
+        yield (
+            "mm_processor_cache_type 'shm' shows the front end an address instead of the item, "
+            "whose frames are counted there; leave it out"
+        )
     if model.quantization is not None:
         yield (
             f"quantization {model.quantization!r}; leave it out, and name it in neuron_config, "
