@@ -80,10 +80,10 @@ class NeuronPlatform(CpuPlatform):
         cls._neuron_config = text
         cls._limits = None
         if has_vision:
-            _keep_items_in_the_front_end(vllm_config)
             from vllm_neuron.vllm.limits import VisionLimits
 
             cls._limits = VisionLimits.from_vllm_config(vllm_config)
+            _keep_items_in_the_front_end(vllm_config)
 
     @classmethod
     def validate_request(cls, processed_inputs: Any, params: Any) -> None:
