@@ -6,7 +6,7 @@ import ast
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -79,6 +79,23 @@ class _ProofRecorder:
             passed = set(outcomes) == {"passed"}
             result = {proof: {"checks": len(outcomes), "passed": passed}}
             proofs.record(self._root / "generated" / family, family, result)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _packages_as_collected() -> Iterator[None]:
+    """Copies of a package that a file loads are forgotten after it, so that files may come in any
+    order: others imported the committed package while they were collected.
+    """
+    collected = {n: m for n, m in sys.modules.items() if n.startswith("vllm_neuron_")}
+    yield
+    replaced = {
+        name.partition(".")[0]
+        for name, module in collected.items()
+        if sys.modules.get(name) is not module
+    }
+    for name in [n for n in sys.modules if n.partition(".")[0] in replaced]:
+        del sys.modules[name]
+    sys.modules.update({n: m for n, m in collected.items() if n.partition(".")[0] in replaced})
 
 
 @pytest.fixture(scope="session")
